@@ -1,0 +1,1 @@
+"""Parameter servers, coordinator and what both sides share."""

@@ -1,0 +1,1 @@
+"""Which pushes are admitted when, decided from the clocks of the live workers."""

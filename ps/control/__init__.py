@@ -1,0 +1,1 @@
+"""Control plane: membership, shard map, data leases, status."""

@@ -1,0 +1,1 @@
+"""torch.optim on the shards."""

@@ -1,0 +1,1 @@
+"""Data plane over torch.distributed.rpc."""

@@ -1,0 +1,1 @@
+"""Pure functions from a model to shards and from shards to servers."""

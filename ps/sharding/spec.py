@@ -1,0 +1,104 @@
+"""What is sharded and how: parameter specifications, pieces, shards and the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ps.types import ShardId
+
+ALIGN_BYTES = 64
+"""Pieces start at multiples of this in the wire layout: unaligned views change the bits of some kernels."""
+
+NO_GROUP = -1
+"""Group of parameters that no optimizer group holds: transferred once, never pushed."""
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Parameter dtypes that can be sharded, by their torch name, with bytes per element."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamSpec:
+    """One parameter of the model, as `named_parameters()` gives it, wrappers stripped."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """A key of `DTYPE_BYTES`."""
+    group: int
+    """Index of the optimizer's param group, or `NO_GROUP`."""
+
+    @property
+    def numel(self) -> int:
+        """Elements; 1 for a 0-dim parameter."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSignature:
+    """All that a plan depends on, and all that the workers of one job must agree on."""
+
+    params: tuple[ParamSpec, ...]
+    """In `named_parameters()` order, tied parameters once."""
+    optimizer: str
+    """Class name in torch.optim, e.g. `AdamW`."""
+    whole_tensors: bool = False
+    """True where the optimizer needs whole tensors: pieces are then never split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of one parameter inside a shard. `begin`/`end` are half-open element indices."""
+
+    param: int
+    """Index into `ModelSignature.params`."""
+    begin: int
+    """First element of the flattened (row-major) parameter."""
+    end: int
+    offset: int
+    """First element within the shard's flat tensor; a multiple of `ALIGN_BYTES`."""
+
+    @property
+    def numel(self) -> int:
+        """Elements in the piece."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A contiguous range of the flat parameter space of one dtype and one group."""
+
+    id: ShardId
+    dtype: str
+    group: int
+    pieces: tuple[Piece, ...]
+    """Ordered by offset, not overlapping; gaps between them are padding (zeros)."""
+    numel: int
+    """Elements of the flat tensor, padding included; its bytes are a multiple of `ALIGN_BYTES`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat tensor, which is also what the shard takes in a message."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingPlan:
+    """Shards of a model: a pure function of its signature and the shard size, not of the servers."""
+
+    signature: ModelSignature
+    shard_bytes: int
+    shards: tuple[Shard, ...]
+    """Index = shard id. Every parameter element lies in exactly one piece of one shard."""
+    digest: str
+    """Hex digest of signature, shard size and layout; equal digests mean interchangeable plans."""
+
+    @property
+    def nbytes(self) -> int:
+        """Sum over shards."""
+        return sum(shard.nbytes for shard in self.shards)

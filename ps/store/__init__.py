@@ -1,0 +1,1 @@
+"""What a shard is made of."""

@@ -1,0 +1,1 @@
+"""Generated protobuf and gRPC code; never edited, see proto/README.md."""

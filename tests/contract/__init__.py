@@ -1,0 +1,1 @@
+"""One suite per seam, over a table of implementations."""

@@ -1,0 +1,1 @@
+"""Real RPC and gRPC on loopback."""

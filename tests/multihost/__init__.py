@@ -1,0 +1,1 @@
+"""Hosts as network namespaces."""

@@ -1,0 +1,1 @@
+"""Equality with a single-process reference."""

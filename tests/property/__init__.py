@@ -1,0 +1,1 @@
+"""Random and stateful tests of pure code."""

@@ -1,0 +1,1 @@
+"""The repository itself: contracts, surface, drift."""

@@ -1,0 +1,1 @@
+"""Fakes, clusters and oracles that the tests share."""

@@ -1,0 +1,1 @@
+"""Worker side: the user API, the training step, the local launcher and `psctl`."""
