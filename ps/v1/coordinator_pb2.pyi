@@ -9,20 +9,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("role", "name", "host", "pid", "torch_version", "cpu_capability")
+    __slots__ = ("role", "name", "host", "pid", "torch_version", "cpu_capability", "nonce")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     CPU_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     role: _types_pb2.Role
     name: str
     host: str
     pid: int
     torch_version: str
     cpu_capability: str
-    def __init__(self, role: _Optional[_Union[_types_pb2.Role, str]] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., torch_version: _Optional[str] = ..., cpu_capability: _Optional[str] = ...) -> None: ...
+    nonce: bytes
+    def __init__(self, role: _Optional[_Union[_types_pb2.Role, str]] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., torch_version: _Optional[str] = ..., cpu_capability: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("incarnation", "name", "secret", "generation", "settings")
@@ -254,7 +256,7 @@ class OpenStreamReply(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class LeaseDataRequest(_message.Message):
-    __slots__ = ("stream", "epoch", "batch_size", "batches", "last", "barrier", "wait_s")
+    __slots__ = ("stream", "epoch", "batch_size", "batches", "last", "barrier", "wait_s", "request")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +264,7 @@ class LeaseDataRequest(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     stream: int
     epoch: int
     batch_size: int
@@ -269,7 +272,8 @@ class LeaseDataRequest(_message.Message):
     last: str
     barrier: bool
     wait_s: float
-    def __init__(self, stream: _Optional[int] = ..., epoch: _Optional[int] = ..., batch_size: _Optional[int] = ..., batches: _Optional[int] = ..., last: _Optional[str] = ..., barrier: _Optional[bool] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    request: int
+    def __init__(self, stream: _Optional[int] = ..., epoch: _Optional[int] = ..., batch_size: _Optional[int] = ..., batches: _Optional[int] = ..., last: _Optional[str] = ..., barrier: _Optional[bool] = ..., wait_s: _Optional[float] = ..., request: _Optional[int] = ...) -> None: ...
 
 class LeaseDataReply(_message.Message):
     __slots__ = ("verdict", "range", "batch_sizes")
