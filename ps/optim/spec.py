@@ -1,0 +1,140 @@
+"""Which `torch.optim` classes are served, and which of their hyper-parameters travel with a push. Imports no torch.
+
+The servers run the class itself, element by element over flat shards, so only classes whose update of one element
+depends on nothing but that element's gradient, weight, state and step count are served.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ps.errors import UnsupportedError
+from ps.types import Hyper, HyperValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedOptimizer:
+    """An optimizer that servers can run."""
+
+    name: str
+    """Class name in torch.optim."""
+    keys: tuple[str, ...]
+    """Hyper-parameters that travel, in this order; all in the class's `defaults`."""
+    fused: bool = False
+    """Whether the class has a fused kernel on the CPU."""
+    whole_tensors: bool = False
+    """Whether its pieces must never be split."""
+
+
+_KERNEL_KEYS = ("foreach", "fused")
+"""Choices of kernel: the servers make their own."""
+
+_REFUSED_FLAGS = {
+    "differentiable": "gradients can't flow through a step that runs on the servers",
+    "capturable": "the step runs on the servers, outside any CUDA graph",
+}
+"""Flags in `defaults` that change what a step means: refused when True, never sent."""
+
+_TABLE = (
+    ServedOptimizer(
+        name="SGD", keys=("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"), fused=True
+    ),
+    ServedOptimizer(
+        name="Adam",
+        keys=("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
+        fused=True,
+    ),
+    ServedOptimizer(
+        name="AdamW",
+        keys=("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
+        fused=True,
+    ),
+    ServedOptimizer(
+        name="Adagrad",
+        keys=("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "maximize"),
+        fused=True,
+    ),
+    ServedOptimizer(name="RMSprop", keys=("lr", "momentum", "alpha", "eps", "centered", "weight_decay", "maximize")),
+    ServedOptimizer(name="Adadelta", keys=("lr", "rho", "eps", "weight_decay", "maximize")),
+    ServedOptimizer(name="Adamax", keys=("lr", "betas", "eps", "weight_decay", "maximize")),
+    ServedOptimizer(
+        name="NAdam",
+        keys=("lr", "betas", "eps", "weight_decay", "momentum_decay", "decoupled_weight_decay", "maximize"),
+    ),
+    ServedOptimizer(name="RAdam", keys=("lr", "betas", "eps", "weight_decay", "maximize", "decoupled_weight_decay")),
+    ServedOptimizer(name="ASGD", keys=("lr", "lambd", "alpha", "t0", "weight_decay", "maximize")),
+    ServedOptimizer(name="Rprop", keys=("lr", "etas", "step_sizes", "maximize")),
+)
+
+SERVED: Mapping[str, ServedOptimizer] = {served.name: served for served in _TABLE}
+"""The allow-list, by class name."""
+
+_REASONS = {
+    "LBFGS": "it calls the closure several times per step, which servers can't do",
+    "SparseAdam": "it takes sparse gradients only, which are not built yet; use Adam with dense gradients",
+    "Adafactor": "it needs whole tensors on the servers, which is not built yet; use AdamW",
+    "Muon": "it needs whole tensors on the servers, which is not built yet; use AdamW",
+}
+
+
+@runtime_checkable
+class _Scalar(Protocol):
+    """A 0-dim tensor or numpy scalar."""
+
+    def item(self) -> object:
+        """The Python number."""
+        ...
+
+
+def served(optimizer: str) -> ServedOptimizer:
+    """The served optimizer with this class name. Raises `UnsupportedError` by name, with the reason."""
+    found = SERVED.get(optimizer)
+    if found is None:
+        reason = _REASONS.get(optimizer, "only element-wise classes of torch.optim are served")
+        raise UnsupportedError(
+            f"optimizer {optimizer} can't be run on the servers: {reason}. Served are: {', '.join(SERVED)}"
+        )
+    return found
+
+
+def hyper(group: Mapping[str, object], optimizer: ServedOptimizer) -> Hyper:
+    """The hyper-parameters of one param group that travel: (key, value) in the order of `optimizer.keys`.
+
+    0-dim tensors are read with `.item()`. Raises `UnsupportedError` for a missing key, for a value that is no
+    number, flag or tuple of numbers, for NaN, and for `differentiable=True` or `capturable=True`.
+    """
+    for flag, reason in _REFUSED_FLAGS.items():
+        if group.get(flag):
+            raise UnsupportedError(f"{optimizer.name} with {flag}=True can't be served: {reason}")
+    missing = [key for key in optimizer.keys if key not in group]
+    if missing:
+        raise UnsupportedError(f"{optimizer.name}: param group has no {', '.join(missing)}")
+    return tuple((key, _value(optimizer.name, key, group[key])) for key in optimizer.keys)
+
+
+def check_hyper(values: Hyper, optimizer: ServedOptimizer) -> None:
+    """Check hyper-parameters that came over the wire. Raises `UnsupportedError` as `hyper` does."""
+    if tuple(key for key, _ in values) != optimizer.keys:
+        raise UnsupportedError(f"{optimizer.name} takes {', '.join(optimizer.keys)}; got {[key for key, _ in values]}")
+    for key, value in values:
+        if _value(optimizer.name, key, value) is not value and not isinstance(value, tuple):
+            raise UnsupportedError(f"{optimizer.name}: {key} is no plain value")
+
+
+def _value(name: str, key: str, value: object) -> HyperValue:
+    if isinstance(value, tuple | list):
+        return tuple(_number(name, key, item) for item in value)
+    plain = value.item() if isinstance(value, _Scalar) else value
+    if plain is None or isinstance(plain, bool | str):
+        return plain
+    return _number(name, key, plain)
+
+
+def _number(name: str, key: str, value: object) -> float | int:
+    plain = value.item() if isinstance(value, _Scalar) else value
+    if isinstance(plain, bool) or not isinstance(plain, int | float) or math.isnan(plain):
+        raise UnsupportedError(f"{name}: {key} is {plain!r}; expected a number")
+    return plain

@@ -1,0 +1,56 @@
+"""Byte arithmetic of payloads: where each shard lies, and which shards travel together in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ps.sharding.spec import ALIGN_BYTES, ShardingPlan
+from ps.types import ShardId
+
+MESSAGE_BYTES = 8 << 20
+"""Target size of one message: far below 32 MiB, from where on glibc maps and unmaps every block."""
+
+
+def align_up(count_bytes: int) -> int:
+    """The smallest multiple of `ALIGN_BYTES` that is not below `count_bytes`."""
+    return -(-count_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def offsets(plan: ShardingPlan, shards: Sequence[ShardId]) -> tuple[int, ...]:
+    """Byte offset of each of `shards` in a payload that holds them in this order.
+
+    Offsets are multiples of `ALIGN_BYTES`. The payload's size is `payload_bytes`.
+    """
+    found: list[int] = []
+    at = 0
+    for shard in shards:
+        found.append(at)
+        at += plan.shards[shard].nbytes
+    return tuple(found)
+
+
+def payload_bytes(plan: ShardingPlan, shards: Sequence[ShardId]) -> int:
+    """Bytes of a payload that holds `shards`."""
+    return sum(plan.shards[shard].nbytes for shard in shards)
+
+
+def messages(
+    plan: ShardingPlan, shards: Sequence[ShardId], message_bytes: int = MESSAGE_BYTES
+) -> tuple[tuple[ShardId, ...], ...]:
+    """Cut `shards` (of one server, in this order) into runs of whole shards of at most `message_bytes` each.
+
+    A shard that is larger by itself gets a message of its own. No message is empty.
+    """
+    cut: list[tuple[ShardId, ...]] = []
+    run: list[ShardId] = []
+    run_bytes = 0
+    for shard in shards:
+        size = plan.shards[shard].nbytes
+        if run and run_bytes + size > message_bytes:
+            cut.append(tuple(run))
+            run, run_bytes = [], 0
+        run.append(shard)
+        run_bytes += size
+    if run:
+        cut.append(tuple(run))
+    return tuple(cut)

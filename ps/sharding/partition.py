@@ -1,0 +1,201 @@
+"""From a model's signature to its plan: big tensors are split, small ones packed.
+
+Parameters of one group and one dtype form a *stream*: laid end to end, each starting at a multiple of `ALIGN_BYTES`.
+A stream is cut into shards of equal size at multiples of `ALIGN_BYTES`; with `whole_tensors` only between tensors.
+The shard size is chosen so that `loads` are level for 1 to 8 servers. Pure, deterministic, 64-bit safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ps.errors import ConfigError, UnsupportedError
+from ps.sharding.layout import align_up
+from ps.sharding.spec import DTYPE_BYTES, NO_GROUP, ModelSignature, ParamSpec, Piece, Shard, ShardingPlan
+from ps.types import ShardId
+
+SMALLEST_SHARD_BYTES = 64 << 10
+"""Chosen sizes stay above this: smaller shards cost more in calls than they balance."""
+
+LARGEST_SHARD_BYTES = 8 << 20
+"""Chosen sizes stay below this: one shard is one message at most."""
+
+MAX_SHARD_BYTES = 16 << 20
+"""Largest size that may be asked for; messages must stay below 32 MiB."""
+
+LEVEL = 1.05
+"""Target for (largest load) / (mean load) over servers."""
+
+MOST_SERVERS = 8
+"""Server counts for which the chosen size is level."""
+
+FEWEST_SHARDS = 48
+"""Fewest equal shards that are level within `LEVEL` for every count from 1 to `MOST_SERVERS`, with room to spare."""
+
+CANDIDATES = 64
+"""How many shard counts are tried before the best of them is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Parameters of one group and one dtype, end to end."""
+
+    group: int
+    dtype: str
+    params: tuple[int, ...]
+    starts: tuple[int, ...]
+    """Byte offset of each parameter in the stream; multiples of `ALIGN_BYTES`."""
+    sizes: tuple[int, ...]
+    """Bytes of each parameter, without padding; never 0."""
+    nbytes: int
+    """With padding."""
+
+
+def make_plan(signature: ModelSignature, shard_bytes: int = 0) -> ShardingPlan:
+    """The plan of a model: a pure function of both arguments, and of `plan.shard_bytes` in place of the second.
+
+    `shard_bytes` is the target size of a shard; 0 chooses one by the model's size. Empty parameters get no piece.
+    Raises `UnsupportedError` naming the parameter for a dtype that can't be sharded, `ConfigError` for a bad size.
+    """
+    if not 0 <= shard_bytes <= MAX_SHARD_BYTES:
+        raise ConfigError(f"shard size {shard_bytes} bytes is not from 0 (chosen) to {MAX_SHARD_BYTES}")
+    streams = _streams(signature)
+    size = align_up(shard_bytes) or _choose(streams, signature.whole_tensors)
+    shards: list[Shard] = []
+    for stream in streams:
+        for begin, end in _cuts(stream, size, signature.whole_tensors):
+            shards.append(_shard(ShardId(len(shards)), stream, begin, end))
+    return ShardingPlan(
+        signature=signature, shard_bytes=size, shards=tuple(shards), digest=_digest(signature, size, shards)
+    )
+
+
+def loads(sizes: Sequence[int], bins: int) -> list[int]:
+    """Bytes per bin when sizes go, largest first, each to the least loaded of `bins` bins."""
+    heap = [0] * bins
+    for size in sorted(sizes, reverse=True):
+        heapq.heapreplace(heap, heap[0] + size)
+    return heap
+
+
+def imbalance(sizes: Sequence[int], servers: int) -> float:
+    """Largest load over mean load when shards of `sizes` are placed on `servers` servers; 1.0 for nothing."""
+    total = sum(sizes)
+    return max(loads(sizes, servers)) * servers / total if total else 1.0
+
+
+def _streams(signature: ModelSignature) -> tuple[_Stream, ...]:
+    """Streams in order of their first parameter."""
+    members: dict[tuple[int, str], list[int]] = {}
+    for index, param in enumerate(signature.params):
+        _check(param)
+        if param.numel:
+            members.setdefault((param.group, param.dtype), []).append(index)
+    return tuple(_stream(signature, group, dtype, params) for (group, dtype), params in members.items())
+
+
+def _check(param: ParamSpec) -> None:
+    if param.dtype not in DTYPE_BYTES:
+        raise UnsupportedError(
+            f"parameter {param.name!r} has dtype {param.dtype}, which can't be served; "
+            f"served are: {', '.join(DTYPE_BYTES)}"
+        )
+    if param.group < NO_GROUP:
+        raise ConfigError(f"parameter {param.name!r} has group {param.group}; expected {NO_GROUP} (none) or more")
+
+
+def _stream(signature: ModelSignature, group: int, dtype: str, params: Sequence[int]) -> _Stream:
+    sizes = [signature.params[index].numel * DTYPE_BYTES[dtype] for index in params]
+    starts: list[int] = []
+    at = 0
+    for size in sizes:
+        starts.append(at)
+        at += align_up(size)
+    return _Stream(group, dtype, tuple(params), tuple(starts), tuple(sizes), at)
+
+
+def _choose(streams: Sequence[_Stream], whole: bool) -> int:
+    """The largest shard size, within the bounds, with which the shards are level on 1 to `MOST_SERVERS` servers.
+
+    If none is (a few big tensors that must stay whole, a tiny model), the most level of those tried.
+    """
+    total = sum(stream.nbytes for stream in streams)
+    fewest = max(1, -(-total // LARGEST_SHARD_BYTES), min(FEWEST_SHARDS, total // SMALLEST_SHARD_BYTES))
+    most = max(fewest, min(fewest + CANDIDATES, total // SMALLEST_SHARD_BYTES))
+    best_size, best = SMALLEST_SHARD_BYTES, float("inf")
+    for count in range(fewest, most + 1):
+        size = max(align_up(-(-total // count)), SMALLEST_SHARD_BYTES)
+        worst = _worst(streams, size, whole)
+        if worst < best:
+            best_size, best = size, worst
+        if best <= LEVEL:
+            break
+    return best_size
+
+
+def _worst(streams: Sequence[_Stream], size: int, whole: bool) -> float:
+    sizes = [end - begin for stream in streams for begin, end in _cuts(stream, size, whole)]
+    return max(imbalance(sizes, servers) for servers in range(1, MOST_SERVERS + 1))
+
+
+def _cuts(stream: _Stream, size: int, whole: bool) -> Iterator[tuple[int, int]]:
+    """Byte ranges of the stream's shards: equal, of at most `size` (unless a whole tensor is larger)."""
+    if whole:
+        yield from _whole_cuts(stream, size)
+        return
+    count = -(-stream.nbytes // size)
+    step = align_up(-(-stream.nbytes // count))
+    for begin in range(0, stream.nbytes, step):
+        yield begin, min(begin + step, stream.nbytes)
+
+
+def _whole_cuts(stream: _Stream, size: int) -> Iterator[tuple[int, int]]:
+    begin = 0
+    for start, length in zip(stream.starts, stream.sizes, strict=True):
+        if start > begin and start + length - begin > size:
+            yield begin, start
+            begin = start
+    yield begin, stream.nbytes
+
+
+def _shard(shard: ShardId, stream: _Stream, begin: int, end: int) -> Shard:
+    """The shard over the stream's bytes [begin, end), both multiples of `ALIGN_BYTES`."""
+    item = DTYPE_BYTES[stream.dtype]
+    pieces: list[Piece] = []
+    for param, start, length in _overlapping(stream, begin, end):
+        first, last = max(begin, start), min(end, start + length)
+        pieces.append(
+            Piece(
+                param=param,
+                begin=(first - start) // item,
+                end=(last - start) // item,
+                offset=(first - begin) // item,
+            )
+        )
+    return Shard(id=shard, dtype=stream.dtype, group=stream.group, pieces=tuple(pieces), numel=(end - begin) // item)
+
+
+def _overlapping(stream: _Stream, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    index = max(0, bisect_right(stream.starts, begin) - 1)
+    while index < len(stream.starts) and stream.starts[index] < end:
+        if stream.starts[index] + stream.sizes[index] > begin:
+            yield stream.params[index], stream.starts[index], stream.sizes[index]
+        index += 1
+
+
+def _digest(signature: ModelSignature, size: int, shards: Sequence[Shard]) -> str:
+    """SHA-256 over a canonical JSON form; `1` is the form's version."""
+    form = [
+        1,
+        signature.optimizer,
+        signature.whole_tensors,
+        [[p.name, list(p.shape), p.dtype, p.group] for p in signature.params],
+        size,
+        [[s.dtype, s.group, s.numel, [[p.param, p.begin, p.end, p.offset] for p in s.pieces]] for s in shards],
+    ]
+    return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()
