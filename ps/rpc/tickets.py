@@ -80,7 +80,7 @@ class FutureTicket:
 class LocalTicket:
     """A request in flight within one process. Its `answer` is what the host calls. Thread-safe."""
 
-    __slots__ = ("_answer", "_clock", "_done", "_expires", "_guard", "_server")
+    __slots__ = ("__weakref__", "_answer", "_clock", "_done", "_expires", "_guard", "_server")
 
     def __init__(self, server: Incarnation, guard: ForkGuard, clock: Clock, timeout_s: float) -> None:
         self._server = server

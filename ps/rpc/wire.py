@@ -147,6 +147,8 @@ MAX_BITMAP_BYTES = 1 << 20
 MAX_TEXT = 1000
 """Longest reason, in characters."""
 
+_STATUSES = {int(status): status for status in Status}
+
 _HELLO, _INIT, _PULL, _PUSH, _REPLY = range(1, 6)
 
 
@@ -253,10 +255,17 @@ def _reply_row(row: object) -> ShardReply:
     shard, status, epoch, counter, next_sequence = _items(row, 5, "shard of a reply")
     return ShardReply(
         shard=_shard(shard),
-        status=Status(_int(status, "status", max(Status), least=min(Status))),
+        status=_status(status),
         version=Version(_int(epoch, "version epoch"), _int(counter, "version counter")),
         next_sequence=_int(next_sequence, "next sequence"),
     )
+
+
+def _status(value: object) -> Status:
+    status = _STATUSES.get(value) if type(value) is int else None
+    if status is None:
+        raise WireError(f"status: got {_brief(value)}, expected one of {list(_STATUSES)}")
+    return status
 
 
 def _hyper(group: object) -> Hyper:
