@@ -45,9 +45,9 @@ def place(
 ) -> tuple[Incarnation, ...]:
     """Holder of each shard; index = shard id. Deterministic; `servers` may come in any order.
 
-    Without `current` shards go, largest first, each to the least loaded server. With `current` (the holder of each
-    shard so far) shards of servers that are gone are placed so, all others stay, and shards are moved only while the
-    largest load exceeds `LEVEL` times the mean and a move makes it smaller. Raises `ConfigError` without servers, or
+    Shards go, largest first, each to the least loaded server. With `current` (the holder of each shard so far) only
+    shards of servers that are gone are placed so, and all others stay. Then shards are moved while the largest load
+    exceeds `LEVEL` times the mean and a move makes it smaller: asking again moves nothing. Raises `ConfigError` without servers, or
     when `current` has not one entry per shard.
     """
     if not servers:
@@ -64,8 +64,7 @@ def place(
             homeless.append(shard)
     for shard in sorted(homeless, key=_placing_order):
         loads.add(loads.least(), shard)
-    if current is not None:
-        _level(loads, len(plan.shards))
+    _level(loads, len(plan.shards))
     return _holders(loads, len(plan.shards))
 
 
