@@ -11,7 +11,6 @@ import atexit
 import logging
 import threading
 import weakref
-from typing import Final
 
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from ps.types import MAX_INCARNATION, Incarnation
 
 log = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S = 5.0
 """Bound of `close`. Normally it takes about 10 ms."""
 
 _opened = threading.Lock()  # taken once, for ever, by the first agent of the process

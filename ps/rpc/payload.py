@@ -38,14 +38,17 @@ def over(buffer: NDArray[np.uint8] | Tensor, begin: int = 0, end: int | None = N
     return check(torch.from_numpy(flat[begin:stop]))
 
 
-def check(payload: object) -> Tensor:
-    """`payload` if it can be one; `WireError` naming what is wrong otherwise. Costs microseconds, reads no data."""
+def check(payload: object, *, any_device: bool = False) -> Tensor:
+    """`payload` if it can be one; `WireError` naming what is wrong otherwise. Costs microseconds, reads no data.
+
+    `any_device`: within one process a payload may live on any device, on the wire only on the CPU.
+    """
     if type(payload) is not Tensor:
         raise WireError(f"payload: got {type(payload).__name__}, expected a plain tensor")
-    if payload.dtype is not torch.uint8 or payload.dim() != 1 or payload.device.type != "cpu":
-        raise WireError(
-            f"payload: got {payload.dtype} of {payload.dim()} dimensions on {payload.device}, flat uint8 on cpu"
-        )
+    if payload.dtype is not torch.uint8 or payload.dim() != 1:
+        raise WireError(f"payload: got {payload.dtype} of {payload.dim()} dimensions, expected flat uint8")
+    if not any_device and payload.device.type != "cpu":
+        raise WireError(f"payload: got a tensor on {payload.device}, only CPU tensors travel")
     held = payload.untyped_storage().nbytes()
     if held != payload.numel() or not payload.is_contiguous():
         raise WireError(f"payload: {payload.numel()} bytes in a storage of {held}; it must own exactly its storage")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 from torch.futures import Future
 
 from ps.clock import Clock, Deadline
-from ps.errors import CallTimeout, PeerLost, PsError, Refused
+from ps.errors import CallTimeout, PeerLost, PsError, Refused, WireError
 from ps.rpc import payload as payloads
 from ps.rpc import pickler, torch_private
 from ps.rpc.forks import ForkGuard
-from ps.rpc.wire import Reply, reply_from_wire
+from ps.rpc.wire import Reply, plain, reply_from_wire
 from ps.types import Incarnation
 
 
@@ -91,7 +92,13 @@ class LocalTicket:
         self._answer: tuple[Reply, Tensor] | PsError | None = None
 
     def answer(self, reply: Reply, payload: Tensor) -> None:
-        """Complete the ticket; only the first answer counts."""
+        """Complete the ticket; only the first answer counts. What RPC would refuse to send is refused here too."""
+        try:
+            payloads.check(payload, any_device=True)
+        except WireError as error:
+            reply, payload = Reply(refused=f"internal error: {error}"), payloads.empty()
+        if reply.refused:
+            reply = replace(reply, refused=plain(reply.refused))
         self._complete((reply, payload))
 
     def fail(self, error: PsError) -> None:
