@@ -32,6 +32,9 @@ class ServedOptimizer:
 _KERNEL_KEYS = ("foreach", "fused")
 """Choices of kernel: the servers make their own."""
 
+_FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "decoupled_weight_decay", "centered"})
+"""Keys whose value is True or False; all others are numbers or tuples of numbers."""
+
 _REFUSED_FLAGS = {
     "differentiable": "gradients can't flow through a step that runs on the servers",
     "capturable": "the step runs on the servers, outside any CUDA graph",
@@ -117,20 +120,22 @@ def hyper(group: Mapping[str, object], optimizer: ServedOptimizer) -> Hyper:
 
 def check_hyper(values: Hyper, optimizer: ServedOptimizer) -> None:
     """Check hyper-parameters that came over the wire. Raises `UnsupportedError` as `hyper` does."""
-    if tuple(key for key, _ in values) != optimizer.keys:
-        raise UnsupportedError(f"{optimizer.name} takes {', '.join(optimizer.keys)}; got {[key for key, _ in values]}")
+    keys = tuple(key for key, _ in values)
+    if keys != optimizer.keys:
+        raise UnsupportedError(f"{optimizer.name} takes {', '.join(optimizer.keys)}; got {', '.join(keys) or 'none'}")
     for key, value in values:
-        if _value(optimizer.name, key, value) is not value and not isinstance(value, tuple):
-            raise UnsupportedError(f"{optimizer.name}: {key} is no plain value")
+        _value(optimizer.name, key, value)
 
 
 def _value(name: str, key: str, value: object) -> HyperValue:
+    """The plain value of a number, flag or tuple of numbers."""
+    if key in _FLAGS:
+        if not isinstance(value, bool):
+            raise UnsupportedError(f"{name}: {key} is {value!r}; expected True or False")
+        return value
     if isinstance(value, tuple | list):
         return tuple(_number(name, key, item) for item in value)
-    plain = value.item() if isinstance(value, _Scalar) else value
-    if plain is None or isinstance(plain, bool | str):
-        return plain
-    return _number(name, key, plain)
+    return _number(name, key, value)
 
 
 def _number(name: str, key: str, value: object) -> float | int:

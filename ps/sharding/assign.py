@@ -47,8 +47,9 @@ def place(
 
     Shards go, largest first, each to the least loaded server. With `current` (the holder of each shard so far) only
     shards of servers that are gone are placed so, and all others stay. Then shards are moved while the largest load
-    exceeds `LEVEL` times the mean and a move makes it smaller: asking again moves nothing. Raises `ConfigError` without servers, or
-    when `current` has not one entry per shard.
+    exceeds `LEVEL` times the mean and a move makes it smaller: asking again moves nothing.
+
+    Raises `ConfigError` without servers, or when `current` has not one entry per shard.
     """
     if not servers:
         raise ConfigError("no server to place shards on")
