@@ -47,9 +47,9 @@ def rpc_server() -> Iterator[str]:
 
 
 @pytest.fixture(params=["local", "rpc"])
-def net(request: pytest.FixtureRequest) -> Iterator[Net]:
+def net(request: pytest.FixtureRequest, rpc_server: str) -> Iterator[Net]:
     if request.param == "rpc":
-        made = Net(client(), request.getfixturevalue("rpc_server"))
+        made = Net(client(), rpc_server)
         made.connect()
         yield made
         made.transport.disconnect(SERVER)

@@ -1,0 +1,43 @@
+"""Records on the wire: what is refused, and what is never printed. Round trips: `tests/property/test_rpc_wire.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps.errors import WireError
+from ps.rpc.wire import MAX_TEXT, WIRE_FORMAT, Caller, Hello, from_wire, plain, to_wire
+from ps.types import MAX_INCARNATION, Incarnation
+
+
+def test_the_secret_is_put_in_on_the_way() -> None:
+    """Callers need not know the secret: the transport gives it."""
+    caller = Caller(incarnation=Incarnation(1), secret=b"", map_epoch=0)
+    parsed = from_wire(to_wire(Hello(caller=caller, shards=()), b"s" * 16))
+    assert parsed.caller.secret == b"s" * 16
+
+
+def test_another_format_is_refused_by_number() -> None:
+    """A process of another release gets a sentence."""
+    with pytest.raises(WireError, match=f"wire format integer 2, this process speaks {WIRE_FORMAT}"):
+        from_wire((2, 1, b"s" * 16, 0, 1, ()))
+
+
+def test_incarnations_of_aliases_are_refused() -> None:
+    """Numbers from 16384 on are a caller's local names, never a member."""
+    with pytest.raises(WireError, match="incarnation"):
+        from_wire((WIRE_FORMAT, MAX_INCARNATION + 1, b"s" * 16, 0, 1, ()))
+
+
+def test_secrets_never_reach_an_error_text() -> None:
+    """Neither a short secret nor one in the wrong place is printed."""
+    for wire in ((WIRE_FORMAT, 1, b"hidden", 0, 1, ()), (WIRE_FORMAT, b"hidden", 1, 0, 1, ()), (b"hidden", 1)):
+        with pytest.raises(WireError) as caught:
+            from_wire(wire)
+        assert "hidden" not in str(caught.value)
+    assert "hidden" not in repr(Caller(incarnation=Incarnation(1), secret=b"hidden", map_epoch=0))
+
+
+def test_reasons_are_plain() -> None:
+    """One line of ASCII without backslashes, bounded."""
+    assert plain("a\\xff\n\u00e9\x00z") == "a?xff ??z"
+    assert len(plain("x" * 10_000)) == MAX_TEXT
