@@ -1,4 +1,4 @@
-"""Commands of `psctl` that need no worker code: coordinator, server, status, plan, export. Torch-free itself.
+"""Commands of `psctl` that need no worker code: coordinator, server, status, plan. Torch-free itself.
 
 Each command imports what it needs when it runs, so that `--help` and `status` answer at once.
 Exit codes: 0 done · 1 the job or the command failed · 2 a wrong flag, setting or address · 3 no coordinator within the
@@ -61,7 +61,6 @@ def add_commands(commands: Commands) -> None:
     _add_server(commands)
     _add_status(commands)
     _add_plan(commands)
-    _add_export(commands)
 
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
@@ -273,22 +272,4 @@ def _plan(options: argparse.Namespace) -> int:
         views.print_json(views.plan_record(layout))
     else:
         views.print_plan(layout)
-    return 0
-
-
-def _add_export(commands: Commands) -> None:
-    parser = add_command(
-        commands, "export", _export,
-        "Write the model's parameters, as they are on the servers now, to one safetensors file. Training goes on.",
-    )  # fmt: skip
-    add_member_flags(parser)
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="replaced as a whole or not at all")
-
-
-def _export(options: argparse.Namespace) -> int:
-    config = member_config(options)
-    logs.setup(who="export")
-    from ps.export import export
-
-    export(config, options.output)
     return 0

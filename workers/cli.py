@@ -1,4 +1,4 @@
-"""`psctl`: the commands of `ps.cli`, and those that need the worker side: local and worker. Torch-free itself."""
+"""`psctl`: the commands of `ps.cli`, and those that need the worker side: local, worker, export. Torch-free itself."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from ps.config import CONSISTENCIES
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `psctl`; `argv` None: the process's own command line. Returns the exit code."""
+    parser = build_parser()
+    parser.set_defaults(own_process=argv is None)
+    return cli.run_command(parser, argv)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line of `psctl`."""
     parser = argparse.ArgumentParser(
         prog="psctl",
         description="Train PyTorch models on parameter servers. `psctl local` runs a whole cluster on this machine; "
@@ -20,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="exit codes: 0 done · 1 failed · 2 wrong flag or setting · 3 no coordinator · 130 interrupted; "
         "local and worker: the script's own code when it failed",
     )
-    parser.set_defaults(own_process=argv is None)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_local(commands)
     _add_worker(commands)
     cli.add_commands(commands)
-    return cli.run_command(parser, argv)
+    _add_export(commands)
+    return parser
 
 
 def _add_local(commands: cli.Commands) -> None:
@@ -92,6 +99,32 @@ def _worker(options: argparse.Namespace) -> int:
     from workers.script import run_script
 
     return run_script(Path(options.script), options.arguments, config, error_file=options.error_file)
+
+
+def _add_export(commands: cli.Commands) -> None:
+    parser = cli.add_command(
+        commands, "export", _export,
+        "Write the model's parameters, as they are on the servers now, to one safetensors file. Training goes on.",
+    )  # fmt: skip
+    cli.add_member_flags(parser)
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="replaced as a whole or not at all")
+
+
+def _export(options: argparse.Namespace) -> int:
+    member = cli.member_config(options)
+    logs.setup(who="export")
+    from workers.config import WorkerConfig
+    from workers.export import export
+
+    config = WorkerConfig(
+        coordinator=member.coordinator,
+        name=member.name,
+        advertise=member.advertise,
+        interface=member.interface,
+        join_timeout_s=member.join_timeout_s,
+    )
+    export(config, options.output)
+    return 0
 
 
 def _add_script(parser: argparse.ArgumentParser) -> None:
