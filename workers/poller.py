@@ -39,13 +39,15 @@ class Poller:
 
     def report_exit(self, name: str, pid: int, exit_code: int) -> None:
         """Tell that this child is gone and that none will take its place."""
-        self._orders.put(lambda: client.report_exit(self.address, name, pid, exit_code, final=True, timeout_s=CALL_S))
+        self._orders.put(lambda: _report(self.address, name, pid, exit_code))
 
     def stop_job(self, *, interrupted: bool, reason: str) -> None:
         """End the job early. Only the first call counts."""
         if not self._stopped:
             self._stopped = True
-            self._orders.put(lambda: client.stop(self.address, interrupted, reason, timeout_s=CALL_S))
+            self._orders.put(
+                lambda: client.stop(self.address, interrupted=interrupted, reason=reason, timeout_s=CALL_S)
+            )
 
     def release(self) -> None:
         """Let servers and coordinator go."""
@@ -72,3 +74,7 @@ class Poller:
 
     def _poll(self) -> None:
         self.latest = client.status(self.address, CALL_S)
+
+
+def _report(address: Address, name: str, pid: int, exit_code: int) -> None:
+    client.report_exit(address, name=name, pid=pid, exit_code=exit_code, final=True, timeout_s=CALL_S)
