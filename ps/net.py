@@ -21,6 +21,14 @@ class InterfaceAddress(NamedTuple):
     ip: str
 
 
+def own_address(coordinator_host: str, *, advertise: str = "", interface: str = "") -> str:
+    """The address of this host that the other members dial: `advertise`, else the one of `interface`, else the one that
+    routes to the coordinator. Raises `AddressError` when they could not dial it."""
+    ip = advertise or (address_of(interface) if interface else route_address(coordinator_host))
+    check_advertise(ip, _resolve(coordinator_host))
+    return ip
+
+
 def route_address(coordinator_host: str) -> str:
     """The address of this host from which packets to `coordinator_host` leave. No packet is sent.
 
@@ -87,6 +95,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_link_local(host: str) -> bool:
+    """Whether `host` is an address that is valid on one link only."""
+    try:
+        return _parse(host).is_link_local
+    except AddressError:
+        return False
+
+
 def interface_addresses() -> list[InterfaceAddress]:
     """Every IPv4 and IPv6 address of this host's interfaces, in the system's order."""
     libc = ctypes.CDLL(ctypes.util.find_library("c") or None, use_errno=True)
@@ -131,6 +147,13 @@ def _ip(sockaddr: int) -> str:
     if family == socket.AF_INET6:
         return socket.inet_ntop(family, ctypes.string_at(sockaddr + 8, 16))
     return ""
+
+
+def _resolve(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise AddressError(f"coordinator host {host!r} can't be resolved: {error}") from None
 
 
 def _parse(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
