@@ -214,6 +214,11 @@ class ShardOptimizer:
             self._states[run.first : run.last] = [kept] * (run.last - run.first)
 
 
+def warm_up() -> None:
+    """Make torch load what its optimizers need when first used (about 1 s), so that no request waits for it."""
+    torch.optim.SGD([torch.zeros(1)], lr=0.0)
+
+
 def check_values(optimizer: ServedOptimizer, hyper: Hyper) -> None:
     """Let the class check hyper-parameters, as it does when it is constructed. Raises `UnsupportedError`."""
     kind = cast("type[torch.optim.Optimizer]", getattr(torch.optim, optimizer.name))

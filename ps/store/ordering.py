@@ -81,6 +81,10 @@ class PushOrder:
             return Verdict.DUPLICATE
         return Verdict.HELD if sequence in self._held.get(incarnation, ()) else None
 
+    def holds(self, incarnation: Incarnation) -> bool:
+        """Whether a push of this worker is held back. May be read without the shard's lock."""
+        return incarnation in self._held
+
     def forget(self, incarnation: Incarnation) -> tuple[int, ...]:
         """Drop all about a worker that is not admitted any more; returns the numbers that were held, ascending.
 

@@ -1,0 +1,184 @@
+"""Slots: the shards that a server holds, each with its lock; layouts of messages; requests on their way through."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ps.rpc.transport import Answer
+from ps.rpc.wire import Push, Request, Status
+from ps.sharding.spec import ShardingPlan
+from ps.store.dense import DenseShard
+from ps.store.ordering import PushOrder
+from ps.store.pool import Form
+from ps.types import Incarnation, ShardId
+
+MOST_INITIAL = 2
+"""Workers whose initial weights are kept side by side; one is chosen by the coordinator, or a second if it dies."""
+
+_VIEW_ALIGN = 16
+"""Bytes viewed as the largest dtype must start at a multiple of this."""
+
+_MOST_LAYOUTS = 1024
+"""Layouts remembered; all are forgotten when there are more, and made again as they are asked for."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One shard that this server holds, or held."""
+
+    epoch: int
+    """The shard's epoch; another one in a request means MOVED."""
+    shard: DenseShard
+    order: PushOrder = field(default_factory=PushOrder)
+    held: dict[tuple[Incarnation, int], list[tuple[Work, int]]] = field(default_factory=dict)
+    """Pushes that `order` holds back: (worker, number) → works that wait, with the shard's index in each. The first
+    one that has a payload is applied, all get the answer."""
+    initial: dict[Incarnation, Tensor] = field(default_factory=dict)
+    """Initial weights as written by workers, until the map names the one that counts; at most `MOST_INITIAL`."""
+    gone: bool = False
+    """No longer held; set once."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Guards all of the above, and the weights. Never held together with another lock, nor across an answer. The
+    methods below are called with it held."""
+
+    def forget(self, incarnation: Incarnation) -> None:
+        """Drop all that is kept of a worker that is not admitted any more."""
+        for sequence in self.order.forget(incarnation):
+            self.held.pop((incarnation, sequence), None)
+        self.initial.pop(incarnation, None)
+        self.shard.forget(incarnation)
+
+    def renew(self, epoch: int, chosen: Incarnation | None) -> None:
+        """Follow a new map: the shard's epoch, and whose initial weights count (None = not known yet)."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.shard.begin_epoch(epoch)
+        if chosen is not None and not self.shard.initialised:
+            if (region := self.initial.get(chosen)) is not None:
+                self.shard.load(region)
+            self.initial.clear()
+
+    def let_go(self) -> Counter[Work]:
+        """Another server holds the shard now. Returns the works that waited here, with how often."""
+        self.gone = True
+        others: Counter[Work] = Counter()
+        for waiting in self.held.values():
+            for work, index in waiting:
+                work.statuses[index] = Status.MOVED
+                others[work] += 1
+        self.held.clear()
+        return others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageLayout:
+    """Shards of a message, in order, with what is held of them."""
+
+    ids: tuple[ShardId, ...]
+    slots: tuple[Slot | None, ...]
+    """None = held by another server."""
+    sizes_bytes: tuple[int, ...]
+    nbytes: int
+
+    def held(self, epochs: Sequence[tuple[ShardId, int]]) -> list[bool]:
+        """Whether each shard is held here at the epoch that the request names."""
+        return [slot is not None and slot.epoch == epoch for slot, (_, epoch) in zip(self.slots, epochs, strict=True)]
+
+    def form(self) -> Form:
+        """What reply buffers for this message look like."""
+        held = [slot for slot in self.slots if slot is not None]
+        dtypes = tuple(slot.shard.dtype if slot else torch.uint8 for slot in self.slots)
+        return Form(self.ids, self.sizes_bytes, dtypes, held[0].shard.device)
+
+    def regions(self, payload: Tensor) -> Sequence[Tensor | None]:
+        """Bytes of each shard in a payload of this layout; None for each when it is empty."""
+        if not payload.numel():
+            return (None,) * len(self.ids)
+        if payload.data_ptr() % _VIEW_ALIGN:
+            payload = payload.clone()
+        return payload.split_with_sizes(list(self.sizes_bytes))
+
+
+PushKey = tuple[Incarnation, int, tuple[int, ...]]
+"""Worker, push number, shards: what a retry has in common with its original."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One accepted request. Fields are guarded by the host's lock unless they say otherwise."""
+
+    request: Request
+    payload: Tensor | None
+    """Dropped when all shards have taken their part. Only read by whoever decides a shard."""
+    layout: MessageLayout
+    answers: list[Answer] = field(default_factory=list)
+    """Who waits: the caller, and retries of the same push. Emptied by whoever answers, so each is called once."""
+    statuses: list[Status | None] = field(init=False)
+    """Per shard; None = undecided. Each is written once, under its slot's lock."""
+    undecided: int = field(init=False)
+    """Shards without a status, plus one while the request is being gone through for the first time."""
+    queued_bytes: int = 0
+    """What it takes of the host's bound; 0 when given back."""
+    parked: bool = False
+    """It waits for a map or for initial weights, and has not been taken in."""
+    failure: str = ""
+    """Why it can't be answered properly; written under a slot's lock or before it is shared."""
+    fenced: bool = False
+    """The worker was evicted meanwhile."""
+
+    def __post_init__(self) -> None:
+        self.statuses = [None] * len(self.layout.ids)
+        self.undecided = len(self.layout.ids) + 1
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """Who asked."""
+        return self.request.caller.incarnation
+
+    @property
+    def key(self) -> PushKey | None:
+        """Under which a retry finds it; None for all but pushes with payload."""
+        request = self.request
+        if not isinstance(request, Push) or request.poll:
+            return None
+        return request.caller.incarnation, request.sequence, self.layout.ids
+
+
+def shard_ids(request: Request) -> tuple[ShardId, ...]:
+    """Shards that a request names, in its order."""
+    if isinstance(request, Push):
+        return tuple([part.shard for part in request.shards])
+    return tuple([row[0] for row in request.shards])
+
+
+class Layouts:
+    """Layouts of the messages that were asked for under one shard map. Thread-safe."""
+
+    def __init__(self, plan: ShardingPlan, slots: Mapping[ShardId, Slot]) -> None:
+        self._plan = plan
+        self._slots = slots
+        self._known: dict[tuple[ShardId, ...], MessageLayout] = {}
+
+    def get(self, ids: tuple[ShardId, ...]) -> MessageLayout | str:
+        """The layout of a message that names these shards, or what is wrong with it."""
+        found = self._known.get(ids)
+        return found if found is not None else self._make(ids)
+
+    def _make(self, ids: tuple[ShardId, ...]) -> MessageLayout | str:
+        count = len(self._plan.shards)
+        if not ids or len(set(ids)) != len(ids):
+            return "the request names no shard" if not ids else "the request names a shard twice"
+        if max(ids) >= count or min(ids) < 0:
+            return f"the request names shard {max(ids)}; the plan has {count}"
+        sizes = tuple(self._plan.shards[shard].nbytes for shard in ids)
+        layout = MessageLayout(ids, tuple(self._slots.get(shard) for shard in ids), sizes, sum(sizes))
+        if len(self._known) >= _MOST_LAYOUTS:
+            self._known.clear()
+        self._known[ids] = layout
+        return layout

@@ -1,0 +1,112 @@
+"""DenseShard: the weights of one shard in memory of its own, its optimizer and its version.
+
+float16 and bfloat16 shards keep float32 master weights: thousands of updates too small for the wire's dtype add up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import torch
+from torch import Tensor
+
+from ps.optim.apply import ShardOptimizer
+from ps.optim.spec import ServedOptimizer
+from ps.sharding.spec import Shard
+from ps.types import Hyper, Incarnation, Version
+
+_MASTER_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+_OWN_KEPT = 64
+"""How many of a worker's own latest pushes are remembered; a worker has a few in flight."""
+
+
+class DenseShard:
+    """One shard. Not thread-safe: the shard's lock guards it, but `version` may be read without (a moment old)."""
+
+    def __init__(self, spec: Shard, epoch: int, optimizer: ServedOptimizer, *, exact: bool) -> None:
+        self.spec = spec
+        self.dtype: torch.dtype = getattr(torch, spec.dtype)
+        """On the wire."""
+        self.version = Version(epoch, 0)
+        self.pushes = 0
+        """Pushes applied, over all epochs."""
+        self.dropped = 0
+        """Pushes that the consistency choice left out."""
+        self.staleness: Counter[int] = Counter()
+        """Staleness of each push applied → how many."""
+        self._served = optimizer
+        self._exact = exact
+        self._weights = torch.empty(0)
+        self._optimizer: ShardOptimizer | None = None
+        self._own: dict[Incarnation, deque[int]] = {}
+        """Counters of a worker's own pushes that it may not have seen yet, ascending; dropped by `forget`."""
+
+    @property
+    def initialised(self) -> bool:
+        """Whether it has weights."""
+        return self._optimizer is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are: where the initial ones were."""
+        return self._weights.device
+
+    def load(self, region: Tensor) -> None:
+        """Take initial weights from the shard's bytes, copying them; optimizer state starts afresh."""
+        self._weights = region.view(self.dtype).to(_MASTER_DTYPES.get(self.dtype, self.dtype), copy=True)
+        self._clear_padding()
+        self._optimizer = ShardOptimizer(self.spec, self._served, self._weights, exact=self._exact)
+
+    def write(self, out: Tensor) -> None:
+        """Copy the weights to `out`, flat, in the wire's dtype."""
+        out.copy_(self._weights)
+
+    def staleness_of(self, incarnation: Incarnation, base: Version) -> int | None:
+        """Versions applied by *other* workers since `base`, for a push of `incarnation` that is to be applied now.
+
+        The worker's own pushes after `base` (which it sent before their weights had come back) don't count. None
+        when `base` is of another epoch: counters of different epochs say nothing about each other.
+        """
+        if base.epoch != self.version.epoch:
+            return None
+        behind = self.version.counter - base.counter
+        own = self._own.get(incarnation)
+        if not own:
+            return behind
+        while own and own[0] <= base.counter:
+            own.popleft()
+        return behind - len(own)
+
+    def apply(
+        self, incarnation: Incarnation, region: Tensor | None, present: bytes, hyper: Hyper, staleness: int | None
+    ) -> None:
+        """Apply one push: an optimizer step on the pieces present, and a new version. None = no gradient at all."""
+        assert self._optimizer is not None, f"shard {self.spec.id} has no weights"
+        if region is not None:
+            self._optimizer.apply(region.view(self.dtype).to(self._weights.dtype), present, hyper)
+        counter = self.version.counter + 1
+        self.version = Version(self.version.epoch, counter)
+        self.pushes += 1
+        if staleness is not None:
+            self.staleness[staleness] += 1
+        own = self._own.get(incarnation)
+        if own is None:
+            own = self._own[incarnation] = deque(maxlen=_OWN_KEPT)
+        own.append(counter)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Start a new epoch with the weights and state it has."""
+        self.version = Version(epoch, 0)
+        self._own.clear()
+
+    def forget(self, incarnation: Incarnation) -> None:
+        """Drop what is remembered of a worker that is gone."""
+        self._own.pop(incarnation, None)
+
+    def _clear_padding(self) -> None:
+        at = 0
+        for piece in self.spec.pieces:
+            self._weights[at : piece.offset].zero_()
+            at = piece.offset + piece.numel
+        self._weights[at:].zero_()
