@@ -1,0 +1,192 @@
+"""Reads a model and an optimizer: what they are for the servers, or why they can't be served, by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from ps.errors import ModelError, UnsupportedError
+from ps.optim.spec import SERVED, ServedOptimizer, hyper, served
+from ps.sharding.spec import NO_GROUP, ModelSignature, ParamSpec
+from ps.types import Hyper
+
+SERVED_DTYPES = (torch.float32, torch.float64)
+"""Parameter dtypes that are served; half precision needs fp32 masters on the servers, which are not built yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What `describe` found out."""
+
+    signature: ModelSignature
+    params: tuple[nn.Parameter, ...]
+    """In the signature's order."""
+    served: ServedOptimizer
+    base: type[Optimizer]
+    """The torch.optim class that the servers run."""
+
+
+def describe(model: nn.Module, optimizer: Optimizer) -> Description:
+    """The signature of a model and its optimizer. Reads only; raises `ModelError` or `UnsupportedError` by name."""
+    base, found = served_class(optimizer)
+    check_modules(model)
+    named = list(named_params(model))
+    if not named:
+        raise ModelError(f"{type(model).__name__} has no parameters to train")
+    groups = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
+    check_same_params(named, optimizer)
+    check_memory(named)
+    check_state(optimizer)
+    hyper_groups(optimizer, found)
+    specs = tuple(_spec(name, param, groups.get(id(param), NO_GROUP)) for name, param in named)
+    signature = ModelSignature(params=specs, optimizer=found.name, whole_tensors=found.whole_tensors)
+    return Description(signature=signature, params=tuple(param for _, param in named), served=found, base=base)
+
+
+def hyper_groups(optimizer: Optimizer, found: ServedOptimizer) -> tuple[Hyper, ...]:
+    """The current hyper-parameters of every param group, as a push carries them."""
+    return tuple(hyper(group, found) for group in optimizer.param_groups)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module under torch.compile, DistributedDataParallel and DataParallel."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)  # torch.compile's OptimizedModule
+        if isinstance(model, DistributedDataParallel | DataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def named_params(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters in order, tied ones once, named as in the plain model: the same under every wrapper."""
+    for name, param in unwrap(model).named_parameters(remove_duplicate=True):
+        yield ".".join(part for part in name.split(".") if part != "_orig_mod"), param
+
+
+def served_class(optimizer: Optimizer) -> tuple[type[Optimizer], ServedOptimizer]:
+    """The torch.optim class under the user's, and its entry in the allow-list."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"attach() takes a torch.optim optimizer, got {type(optimizer).__name__}")
+    kind = type(optimizer)
+    lineage = list(kind.__mro__)
+    base = next(cls for cls in lineage if cls.__module__.split(".")[:2] == ["torch", "optim"])
+    if base is Optimizer:
+        raise UnsupportedError(
+            f"optimizer {kind.__module__}.{kind.__name__} can't be run on the servers: they run element-wise classes "
+            f"of torch.optim only. Served are: {', '.join(SERVED)}"
+        )
+    assert issubclass(base, Optimizer)
+    found = served(base.__name__)
+    _check_step(optimizer, kind, base)
+    return base, found
+
+
+def _check_step(optimizer: Optimizer, kind: type[Optimizer], base: type[Optimizer]) -> None:
+    """Servers run the base class: a step changed by the user would silently not be used."""
+    original = inspect.unwrap(base.step)
+    own = next((cls for cls in kind.__mro__ if "_init_group" in vars(cls)), base)
+    if inspect.unwrap(kind.step) is not original or not issubclass(base, own):
+        raise UnsupportedError(
+            f"{kind.__name__} overrides the step of {base.__name__}; servers run torch.optim.{base.__name__} and would "
+            "ignore that. Put the change into the gradients (a hook, or before step()), or use the plain class"
+        )
+    patched = vars(optimizer).get("step")
+    if patched is not None and inspect.unwrap(patched) is not original:
+        raise UnsupportedError(
+            f"step() of this {kind.__name__} was replaced on the object; attach() can't tell what it does. "
+            "Attach first, then wrap step()"
+        )
+
+
+def check_modules(model: nn.Module) -> None:
+    """Refuse modules that write weights in forward, or make sparse gradients."""
+    for name, module in unwrap(model).named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            if module.max_norm is not None:
+                raise UnsupportedError(
+                    f"{type(module).__name__} {name!r} has max_norm={module.max_norm}: it changes weights in forward, "
+                    "and the servers would overwrite that. Leave max_norm out (normalise in your own forward instead)"
+                )
+            if module.sparse:
+                raise UnsupportedError(
+                    f"{type(module).__name__} {name!r} has sparse=True: sparse gradients are not served yet; use "
+                    "sparse=False"
+                )
+
+
+def check_same_params(named: list[tuple[str, nn.Parameter]], optimizer: Optimizer) -> None:
+    """Every parameter of the optimizer must be one of the model's."""
+    known = {id(param) for _, param in named}
+    for index, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [""] * len(group["params"])
+        for position, (param, name) in enumerate(zip(group["params"], names, strict=True)):
+            if id(param) not in known:
+                raise ModelError(
+                    f"parameter {name or position} of the optimizer's group {index}, shape {tuple(param.shape)}, is "
+                    "not in the model given to attach(); attach the module that owns all parameters of the optimizer"
+                )
+
+
+def check_memory(named: list[tuple[str, nn.Parameter]]) -> None:
+    """Refuse parameters that share memory without being the same object."""
+    stretches = []
+    for name, param in named:
+        _check_param(name, param)
+        if param.numel():
+            begin = param.data_ptr()
+            span = sum((size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True)) + 1
+            stretches.append((str(param.device), begin, begin + span * param.element_size(), name))
+    stretches.sort()
+    for (device, _, end, name), (other_device, begin, _, other) in pairwise(stretches):
+        if device == other_device and begin < end:
+            raise UnsupportedError(
+                f"parameters {name!r} and {other!r} share memory without being the same Parameter; tie weights by "
+                "assigning the same Parameter object to both modules"
+            )
+
+
+def _check_param(name: str, param: nn.Parameter) -> None:
+    if is_lazy(param):
+        raise ModelError(f"parameter {name!r} has no shape yet (lazy module): run one forward pass before attach()")
+    if param.device.type == "meta":
+        raise ModelError(f"parameter {name!r} is on the meta device and has no values: initialise it before attach()")
+    if param.dtype not in SERVED_DTYPES:
+        raise UnsupportedError(
+            f"parameter {name!r} is {str(param.dtype).removeprefix('torch.')}; served are float32 and float64 "
+            "(for half precision keep float32 weights and use torch.autocast)"
+        )
+    if param.layout is not torch.strided or type(param.data) is not torch.Tensor or param.is_inference():
+        raise UnsupportedError(
+            f"parameter {name!r} is no plain dense tensor ({type(param.data).__name__}, {param.layout}); servers hold "
+            "dense tensors only"
+        )
+    if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
+        raise UnsupportedError(
+            f"parameter {name!r} is an expanded tensor (its elements share memory); clone() it first"
+        )
+
+
+def check_state(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that has run already: its state would silently be lost."""
+    for state in optimizer.state.values():
+        # Adagrad makes its state when it is built; before the first step it says no more than the defaults do.
+        steps = state.get("step", 1) if isinstance(state, dict) and set(state) == {"step", "sum"} else int(bool(state))
+        if float(steps) != 0:
+            raise UnsupportedError(
+                f"this {type(optimizer).__name__} has state already (it has made steps, or a state_dict was loaded); "
+                "the servers start from a fresh state. Attach a newly built optimizer"
+            )
+
+
+def _spec(name: str, param: nn.Parameter, group: int) -> ParamSpec:
+    return ParamSpec(name=name, shape=tuple(param.shape), dtype=str(param.dtype).removeprefix("torch."), group=group)

@@ -1,0 +1,330 @@
+"""`join` and `Worker`: what a training script holds."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from types import TracebackType
+from typing import NoReturn, Protocol, SupportsFloat
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ps.clock import Clock, MonotonicClock
+from ps.control.api import Control, Joined, StreamSpec
+from ps.errors import ConfigError, ForkedProcess, PsError, UnsupportedError
+from ps.rpc.transport import Transport
+from ps.types import LeaveReason, Role
+from workers.attach import Attachment, attach
+from workers.config import WorkerConfig, load
+from workers.data import Data, Stream, check_arguments, length_of
+from workers.lifecycle import DrainOnSigterm, Lifecycle, WorkerDrained, WorkerStopped
+
+log = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """Where a worker's coordinator and servers are."""
+
+    @property
+    def control(self) -> Control:
+        """The line to the coordinator."""
+        ...
+
+    @property
+    def alone(self) -> bool:
+        """True: everything is in this process."""
+        ...
+
+    def open_transport(self, joined: Joined) -> Transport:
+        """Open this process's line to servers. Called once, by `attach`."""
+        ...
+
+    def close(self) -> None:
+        """End what the backend started, after the worker has left. Idempotent."""
+        ...
+
+
+class Worker:
+    """One worker of a job. Not thread-safe: use it on the thread that owns the model.
+
+    A context manager: leaving the block says goodbye, with the reason if it is left by an exception. After SIGTERM
+    (main thread only) the worker finishes its step, hands its data back, leaves and raises `WorkerDrained`, a
+    `SystemExit` with code 0: from the next batch, or from `step()` when no data stream is open. A second SIGTERM ends
+    the process at once. In a forked child every method raises `ForkedProcess`.
+    """
+
+    def __init__(self, backend: Backend, config: WorkerConfig, *, clock: Clock | None = None) -> None:
+        self.control = backend.control
+        self.lifecycle = Lifecycle()
+        self.clock = clock or MonotonicClock()
+        self.lookahead_s = config.lookahead_s
+        self._backend = backend
+        self._config = config
+        self._attachment: Attachment | None = None
+        self._streams: list[Stream] = []
+        self._streams_opened = 0
+        self._left = False
+        self._closed = False
+        self._sigterm = DrainOnSigterm(self.lifecycle)
+        self._joined = self.control.join(role=Role.WORKER, name=config.name, timeout_s=config.join_timeout_s)
+        self.control.start_session(self.lifecycle)
+        self._sigterm.install()
+        log.info("joined as %s, incarnation %d", self._joined.name, self._joined.incarnation)
+
+    @property
+    def name(self) -> str:
+        """This worker's name in the job."""
+        return self._joined.name
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no coordinator: the whole job runs in this process."""
+        return self._backend.alone
+
+    @property
+    def draining(self) -> bool:
+        """Whether this worker has been asked to leave."""
+        return self.lifecycle.draining
+
+    @property
+    def global_step(self) -> int:
+        """Pushes of all workers that this model's weights hold; 0 before `attach`, rises with `step()` and `pull()`."""
+        return self._attachment.client.global_step if self._attachment else 0
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
+        """Agree on initial weights with the job, and make `optimizer.step()` remote, in place; returns the same object.
+
+        The first worker's weights count; all others get them. Optimizer state lives on the servers, one step per push.
+        Frozen parameters and parameters in no group are transferred once. Buffers (for example BatchNorm statistics)
+        stay local to each worker. Blocks until servers are there and weights are in. Raises `UnsupportedError`,
+        `ModelError` or `ModelMismatch` by name, leaving the optimizer as it was. Data loaders that fork worker
+        processes should have done so before: RPC starts here.
+        """
+        self.lifecycle.check()
+        self._check_not_left()
+        if self._attachment is not None:
+            raise UnsupportedError(
+                "attach() was called already: one model with one optimizer per job. Put all parameters into one module "
+                "and one optimizer with several param groups"
+            )
+        self._attachment = attach(
+            model,
+            optimizer,
+            joined=self._joined,
+            control=self.control,
+            open_transport=self._backend.open_transport,
+            lifecycle=self.lifecycle,
+            config=self._config,
+            clock=self.clock,
+            drain=self.drain,
+            stepper=self,
+        )
+        return optimizer
+
+    def step(self) -> None:
+        """What the attached optimizer's `step()` does: push the gradients and take the new weights."""
+        self.lifecycle.check()
+        self._check_not_left()
+        assert self._attachment is not None
+        samples = sum(stream.ledger.unpushed for stream in self._streams)
+        self._attachment.push(samples)
+        self.lifecycle.count_step(samples)
+        for stream in self._streams:
+            stream.ledger.pushed()
+        if self.lifecycle.draining and not any(stream.open for stream in self._streams):
+            self.drain()
+
+    def pull(self) -> None:
+        """Take the newest weights from the servers into the model, for example before evaluation.
+
+        Local edits of trained weights are undone. Call it between steps, not between forward and backward.
+        """
+        self.lifecycle.check()
+        self._check_not_left()
+        if self._attachment is None:
+            raise ConfigError("pull() before attach(): there is no model to pull into")
+        self._attachment.pull()
+
+    def epochs(
+        self,
+        dataset: Data,
+        batch_size: int,
+        count: int = 1,
+        seed: int = 0,
+        last: str = "merge",
+        *,
+        shuffle: bool = True,
+        barrier: bool = False,
+    ) -> Stream:
+        """Iterate over `count` epochs of a dataset that all workers share: each sample goes to one worker per epoch.
+
+        `dataset` is map-style, a tensor, or a tuple of tensors; every worker gives the same one, and calls `epochs` in
+        the same order. `seed` decides the order, `last` the fate of a short last batch (`merge` it into the one before
+        if it is shorter than half a batch, give it `short`, or `drop` it), `barrier` whether an epoch starts only
+        when the one before is done everywhere. A batch counts as done once a push made after it was applied; leaving
+        the loop early hands the rest back. Without crashes each sample is done exactly once per epoch.
+        """
+        self.lifecycle.check()
+        self._check_not_left()
+        check_arguments(batch_size, count, seed, last)
+        number = self._streams_opened
+        spec = StreamSpec(stream=number, length=length_of(dataset), seed=seed, epochs=count, shuffle=shuffle)
+        stream = Stream(
+            self,
+            spec,
+            dataset,
+            batch_size=batch_size,
+            last=last,
+            barrier=barrier,
+            needs_push=lambda: self._attachment is not None,
+        )
+        self._streams_opened += 1
+        self._streams.append(stream)
+        return stream
+
+    def report(self, **numbers: SupportsFloat) -> None:
+        """Numbers for status and `summary.json`, e.g. `report(test_accuracy=0.98)`; the last value of a name wins."""
+        self.lifecycle.check()
+        self._check_not_left()
+        self.control.report({key: float(value) for key, value in numbers.items()})
+
+    def drain(self) -> NoReturn:
+        """Hand everything back, leave the job, raise `WorkerDrained`. Called by data streams, `attach` and `step`."""
+        reason = self.lifecycle.drain_reason
+        log.info("leaving: %s", reason)
+        self._hand_back()
+        self._leave(LeaveReason.DRAINED, 0, reason)
+        raise WorkerDrained(reason)
+
+    def close(self) -> None:
+        """Leave the job (as done, unless it was left already) and stop all threads and connections. Idempotent."""
+        self.finish(None)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Leave the job as the script ended: `error` is what it raised, None for its normal end. Idempotent; blocks
+        within the bounds of leaving and closing."""
+        if self._closed:
+            return
+        self.lifecycle.check_fork()
+        self._closed = True
+        try:
+            self._hand_back()
+            self._leave(*_goodbye(error))
+        finally:
+            self._sigterm.restore()
+            _forget(self)
+            if self._attachment is not None:
+                self._attachment.transport.close()
+            self.control.close()
+            self._backend.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.finish(error)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Worker can't be pickled or copied: it is this process's place in the job")
+
+    def _hand_back(self) -> None:
+        for stream in self._streams:
+            stream.hand_back()
+
+    def _leave(self, reason: LeaveReason, exit_code: int, detail: str) -> None:
+        if self._left:
+            return
+        self._left = True
+        if self.lifecycle.fatal:
+            return  # evicted, or the job is over: nobody waits for a goodbye
+        try:
+            self.control.leave(reason, exit_code=exit_code, detail=detail)
+        except PsError as error:
+            log.warning("could not say goodbye to the coordinator: %s", error)
+
+    def _check_not_left(self) -> None:
+        if self._left or self._closed:
+            raise PsError(f"worker {self.name} has left the job; join() again in a new process")
+
+
+def _goodbye(error: BaseException | None) -> tuple[LeaveReason, int, str]:
+    """Reason, exit code and detail of leaving with `error`."""
+    if error is None or isinstance(error, WorkerDrained):
+        return LeaveReason.DONE, 0, ""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        return (LeaveReason.FAILED if code else LeaveReason.DONE), code, f"exit code {code}" if code else ""
+    if isinstance(error, KeyboardInterrupt):
+        return LeaveReason.FAILED, 130, "interrupted (Ctrl-C)"
+    return LeaveReason.FAILED, 1, f"{type(error).__name__}: {error}".splitlines()[0][:500]
+
+
+def join(coordinator: str | None = None, *, name: str = "", advertise: str = "", interface: str = "") -> Worker:
+    """Join the job of `coordinator` (`host:port`), of `$PS_COORDINATOR`, or, with neither, be alone in this process.
+
+    Returns fast: connections to servers are opened by `attach`. `name` is for status and logs; `advertise` and
+    `interface` say which address or network interface the data plane uses, by default the one that routes to the
+    coordinator. Raises `ConfigError` for a bad address, `CoordinatorLost` when nobody answers within
+    `$PS_JOIN_TIMEOUT_S` (60 s).
+    """
+    global _current
+    config = load(coordinator, name=name, advertise=advertise, interface=interface)
+    if config.coordinator is None:
+        return _start(_alone(config), config)
+    if _current is not None and not _current.alone:
+        raise ConfigError(f"this process has joined already, as {_current.name}: one worker per process")
+    return _start(_cluster(config), config)
+
+
+_current: Worker | None = None
+
+
+def current() -> Worker | None:
+    """The worker that this process joined last and has not closed yet."""
+    return _current
+
+
+def _start(backend: Backend, config: WorkerConfig) -> Worker:
+    global _current
+    try:
+        worker = Worker(backend, config)
+    except BaseException:
+        backend.control.close()
+        backend.close()
+        raise
+    _current = worker
+    atexit.register(_at_exit, worker, os.getpid())
+    return worker
+
+
+def _forget(worker: Worker) -> None:
+    global _current
+    atexit.unregister(_at_exit)
+    if _current is worker:
+        _current = None
+
+
+def _at_exit(worker: Worker, pid: int) -> None:
+    """For scripts that neither close the worker nor use it as a context manager."""
+    if os.getpid() == pid:
+        worker.finish(getattr(sys, "last_value", None))
+
+
+def _alone(config: WorkerConfig) -> Backend:
+    from ps.alone import LocalJob  # loads the servers' side, which a cluster's worker never needs
+
+    return LocalJob().member()
+
+
+def _cluster(config: WorkerConfig) -> Backend:
+    from workers.cluster import Cluster  # loads gRPC and the RPC agent
+
+    return Cluster(config)
+
+
+__all__ = ["Backend", "ForkedProcess", "Worker", "WorkerStopped", "current", "join"]
