@@ -37,8 +37,8 @@ def main() -> None:
             (train_x, train_y), batch_size=options.batch_size, count=options.epochs, seed=options.seed
         )
         step = 0
-        for number, epoch in enumerate(stream):
-            set_lr(optimizer, options.lr, number / options.epochs)
+        for epoch in stream:
+            set_lr(optimizer, options.lr, epoch.index / options.epochs)
             for x, y in epoch:
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()

@@ -50,13 +50,14 @@ class Poller:
             )
 
     def release(self) -> None:
-        """Let servers and coordinator go."""
+        """Let servers and coordinator go. It is the last order: later ones would wait for a coordinator that is gone."""
         self._orders.put(lambda: client.release(self.address, timeout_s=CALL_S))
+        self._orders.put(None)
 
     def close(self) -> None:
         """End the thread; orders that wait are passed on first."""
+        self._orders.put(None)
         if self._thread.is_alive():
-            self._orders.put(None)
             self._thread.join(3 * CALL_S)
 
     def _run(self) -> None:
