@@ -1,0 +1,1 @@
+"""The coordinator and its client: no socket, no process."""
