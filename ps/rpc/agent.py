@@ -31,6 +31,12 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0
 """Bound of `close`. Normally it takes about 10 ms."""
 
+TRANSPORTS = ("shm", "ibv", "uv")
+"""TensorPipe's transports; the last is the one that every build has."""
+
+CHANNELS = ("cma", "mpt_uv", "basic")
+"""TensorPipe's channels between CPUs; the last is the one that every build has."""
+
 _opened = threading.Lock()  # taken once, for ever, by the first agent of the process
 
 
@@ -67,12 +73,14 @@ class RpcTransport:
         try:
             connection.open(deadline)
         except BaseException:
+            connection.mark_broken(PeerLost(f"server {server}: never connected"))
             connection.close()
             raise
         with self._lock:
             older = self._peers.get(server)
             self._peers[server] = connection
         if older is not None:
+            older.mark_broken(PeerLost(f"server {server}: connected anew"))
             older.close()
 
     def disconnect(self, server: Incarnation) -> None:
@@ -145,6 +153,8 @@ def open_rpc(
     _check_backends(transports, channels)
     if not 0 < incarnation <= MAX_INCARNATION:
         raise ConfigError(f"incarnation {incarnation} is not from 1 to {MAX_INCARNATION}")
+    if interface:
+        net.address_of(interface)  # a misspelt one would silently become 127.0.0.1
     device = interface or net.interface_of(host_ip)
     if torch_private.agent_running() or not _opened.acquire(blocking=False):
         raise ConfigError(
@@ -176,19 +186,20 @@ def _close(reference: weakref.ref[RpcTransport]) -> None:
 
 
 def _check_backends(transports: tuple[str, ...], channels: tuple[str, ...]) -> None:
-    if not transports or transports[-1] != "uv" or not channels or channels[-1] != "basic":
-        raise ConfigError(
-            f"transports {transports} must end in 'uv' and channels {channels} in 'basic': every member has those"
-        )
+    for kind, given, known in (("transports", transports, TRANSPORTS), ("channels", channels, CHANNELS)):
+        if not given or given[-1] != known[-1] or not set(given) <= set(known):
+            raise ConfigError(
+                f"TensorPipe {kind} {given}: choose from {known}, with {known[-1]!r}, which every member has, last"
+            )
 
 
 def _check_address(url: str, host_ip: str, interface: str) -> None:
     """TensorPipe falls back to 127.0.0.1 silently, and takes the first address of an interface that has several."""
     bound = url.removeprefix("uv://").rpartition(":")[0].strip("[]")
-    if net.is_loopback(bound) and not net.is_loopback(host_ip):
+    if not net.is_loopback(host_ip) and (net.is_loopback(bound) or net.is_link_local(bound)):
         raise AddressError(
             f"RPC listens at {bound} although this host is to be reached at {host_ip} (interface {interface}): other "
-            "hosts could not dial it; pass --advertise IP or --interface NAME of the network that the members share"
+            f"hosts could not dial it; {net.ADVICE}"
         )
     if (":" in bound) != (":" in host_ip):
         raise AddressError(

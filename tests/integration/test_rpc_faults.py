@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from ps.rpc import payload as payloads
 from ps.rpc.transport import Ticket
 from ps.types import Incarnation
 from tests.support import echo
-from tests.support.rpc import Child, client, within
+from tests.support.rpc import CLOCK, Child, client, within
 
 SECRET = bytes(16)
 
@@ -54,6 +54,12 @@ def serving(incarnation: int, *arguments: str) -> Iterator[Server]:
             yield server
         finally:
             client().disconnect(server.incarnation)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = within()
+    while not condition():
+        assert not deadline.expired(CLOCK)
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +229,23 @@ def test_dead_callers_leave_no_trace() -> None:
         client().disconnect(server.incarnation)
         code, out, err = server.child.finish()
     assert (code, out, err) == (0, "closed\n", "")
+
+
+def test_pooled_answers_come_back() -> None:
+    """An alias of a pooled buffer is let go when its answer has left, not before, and when its receiver is dead."""
+    with serving(111) as server:
+        server.connect()
+        ticket = server.send(echo.POOL)
+        server.send(echo.RELEASE).result(within())
+        assert int(ticket.result(within())[1].sum()) == 32 << 20
+        eventually(lambda: server.info()["aliases_out"] == "0")
+        with Child("-m", "tests.support.rpc_scenarios", "pull_large", "111", server.address) as frozen:
+            assert frozen.line() == "parked"
+            frozen.signal(signal.SIGSTOP)
+            server.send(echo.RELEASE).result(within())
+            assert server.info()["aliases_out"] == "1"
+            frozen.signal(signal.SIGKILL)
+        eventually(lambda: server.info()["aliases_out"] == "0")
 
 
 def test_garbage_kills_a_server_and_callers_notice() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import weakref
 
 import numpy as np
 import torch
@@ -32,11 +33,14 @@ TWICE = 7
 SECRET = 8
 """Answer with the secret that the caller showed as the payload."""
 INFO = 9
-"""Answer with the RRef counters and the process id, as JSON."""
+"""Answer with the RRef counters, and the number of aliases of pooled buffers in use, as JSON."""
 UNOWNED = 10
 """Break the contract by answering with a slice of a larger buffer."""
 BLOCK = 11
 """Break the contract by never returning (until `close`)."""
+
+POOL = 12
+"""As PARK; the answer is an alias of a pooled buffer, and the host keeps `answer` for ever."""
 
 
 def push(mode: int, sequence: int = 0) -> Push:
@@ -51,6 +55,9 @@ class EchoHost:
 
     def __init__(self) -> None:
         self.parked: list[tuple[Request, Tensor, Answer]] = []
+        self._kept: list[Answer] = []
+        self.pooled = torch.ones(32 << 20, dtype=torch.uint8)
+        self.aliases_out = 0
         self.unblock = threading.Event()
         self._queue: queue.SimpleQueue[tuple[Request, Tensor, Answer] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="echo-host")
@@ -66,7 +73,7 @@ class EchoHost:
             self._queue.put((request, payload, answer))
         elif mode in (REFUSE, FENCE):
             answer(Reply(refused="not today\\ \u00e9", fenced=mode == FENCE), payloads.empty())
-        elif mode == PARK:
+        elif mode in (PARK, POOL):
             self.parked.append((request, payload, answer))
         elif mode == RELEASE:
             self._release()
@@ -74,7 +81,8 @@ class EchoHost:
         elif mode == SECRET:
             answer(reply_to(request), _bytes(request.caller.secret))
         elif mode == INFO:
-            answer(reply_to(request), _bytes(json.dumps(torch_private.debug_info()).encode()))
+            info = {**torch_private.debug_info(), "aliases_out": str(self.aliases_out)}
+            answer(reply_to(request), _bytes(json.dumps(info).encode()))
         elif mode == UNOWNED:
             answer(reply_to(request), torch.zeros(100, dtype=torch.uint8)[10:20])
         elif mode == BLOCK:
@@ -91,7 +99,19 @@ class EchoHost:
     def _release(self) -> None:
         parked, self.parked = self.parked, []
         for request, payload, answer in parked:
-            answer(reply_to(request), payload)
+            pooled = _shards(request)[0][0] == POOL
+            answer(reply_to(request), self._alias() if pooled else payload)
+            if pooled:
+                self._kept.append(answer)
+
+    def _alias(self) -> Tensor:
+        alias = self.pooled.detach()
+        self.aliases_out += 1
+        weakref.finalize(alias, self._returned)
+        return alias
+
+    def _returned(self) -> None:
+        self.aliases_out -= 1
 
     def _serve(self) -> None:
         while (item := self._queue.get()) is not None:

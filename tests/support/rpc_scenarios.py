@@ -33,6 +33,14 @@ def park(transport: RpcTransport, server: Incarnation) -> None:
     tickets[0].result(within(60))
 
 
+def pull_large(transport: RpcTransport, server: Incarnation) -> None:
+    """Have a large answer under way while this process is frozen."""
+    ticket = transport.submit(server, echo.push(echo.POOL), None, timeout_s=60)
+    transport.submit(server, echo.push(echo.ECHO), None, timeout_s=20).result(within())
+    say("parked")
+    ticket.result(within(60))
+
+
 def wait_for_signal(transport: RpcTransport, server: Incarnation) -> None:
     """Wait long on the main thread; a handler ends the wait."""
 
@@ -41,8 +49,8 @@ def wait_for_signal(transport: RpcTransport, server: Incarnation) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     ticket = transport.submit(server, echo.push(echo.PARK), None, timeout_s=60)
-    say("waiting")
     try:
+        say("waiting")
         ticket.result(within(60))
     except Stopped:
         say("handled")
@@ -124,7 +132,7 @@ def loopback_only() -> None:
         say(str(error))
 
 
-SCENARIOS = {f.__name__: f for f in (park, wait_for_signal, raise_error, just_end, close_in_flight, fork)}
+SCENARIOS = {f.__name__: f for f in (park, pull_large, wait_for_signal, raise_error, just_end, close_in_flight, fork)}
 
 
 def main() -> None:

@@ -83,3 +83,11 @@ def test_what_is_no_address_is_refused_anywhere(ip: str) -> None:
     """On loopback as well."""
     with pytest.raises(AddressError):
         net.check_advertise(ip, "127.0.0.1")
+
+
+def test_kinds_of_addresses() -> None:
+    """Names that are no addresses are neither loopback nor link-local, `localhost` apart."""
+    local = [host for host in ("127.9.9.9", "::1", "localhost", "10.0.0.5", "host") if net.is_loopback(host)]
+    assert local == ["127.9.9.9", "::1", "localhost"]
+    on_link = [host for host in ("fe80::1", "169.254.0.1", "10.0.0.5", "host") if net.is_link_local(host)]
+    assert on_link == ["fe80::1", "169.254.0.1"]

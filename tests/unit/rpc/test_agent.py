@@ -16,10 +16,20 @@ def test_incarnations_out_of_range(incarnation: int) -> None:
         agent.open_rpc(incarnation=Incarnation(incarnation), name="w", host_ip="127.0.0.1")
 
 
-@pytest.mark.parametrize(("transports", "channels"), [((), ("basic",)), (("shm",), ("basic",)), (("uv",), ("mpt_uv",))])
+@pytest.mark.parametrize(
+    ("transports", "channels"),
+    [
+        ((), ("basic",)),
+        (("shm",), ("basic",)),
+        (("uv",), ("mpt_uv",)),
+        (("uv", "shm"), ("basic",)),
+        (("tcp", "uv"), ("basic",)),
+        (("uv",), ("cuda_ipc", "basic")),
+    ],
+)
 def test_backends_that_peers_may_lack(transports: tuple[str, ...], channels: tuple[str, ...]) -> None:
     """Without `uv` and `basic` as last resort two processes abort at their first tensor."""
-    with pytest.raises(ConfigError, match="'uv'"):
+    with pytest.raises(ConfigError, match="which every member has"):
         agent.open_rpc(
             incarnation=Incarnation(1), name="w", host_ip="127.0.0.1", transports=transports, channels=channels
         )
@@ -31,11 +41,18 @@ def test_address_of_another_host() -> None:
         agent.open_rpc(incarnation=Incarnation(1), name="w", host_ip="192.0.2.77")
 
 
+def test_interface_that_does_not_exist() -> None:
+    """TensorPipe would take 127.0.0.1 without a word."""
+    with pytest.raises(AddressError, match="nosuch0"):
+        agent.open_rpc(incarnation=Incarnation(1), name="w", host_ip="127.0.0.1", interface="nosuch0")
+
+
 @pytest.mark.parametrize(
     ("url", "host_ip"),
     [
         ("uv://127.0.0.1:4000", "10.0.0.5"),
         ("uv://[::1]:4000", "10.0.0.5"),
+        ("uv://[fe80::1%eth0]:4000", "2001:db8::1"),
         ("uv://[2001:db8::1]:4000", "10.0.0.5"),
         ("uv://10.0.0.5:4000", "2001:db8::1"),
     ],
