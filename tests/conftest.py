@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.leaks import Running, environment
+
+# Before torch is imported, and for every process that tests start: several processes with several threads each on few
+# cores spend their time waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

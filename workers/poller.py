@@ -50,7 +50,7 @@ class Poller:
             )
 
     def release(self) -> None:
-        """Let servers and coordinator go. It is the last order: later ones would wait for a coordinator that is gone."""
+        """Let servers and coordinator go. The last order: later ones would wait for a coordinator that is gone."""
         self._orders.put(lambda: client.release(self.address, timeout_s=CALL_S))
         self._orders.put(None)
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from tests.support.leaks import processes_with
 from tests.support.polling import assert_eventually
@@ -69,7 +69,7 @@ class Process:
         """Send it a signal."""
         self.process.send_signal(number)
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -158,8 +158,8 @@ def wait_until(address: str, condition: Callable[[Json], object], what: str = ""
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without what would change a cluster: settings of this project, proxies, thread counts."""
-    dropped = ("PS_", "OMP_", "TP_", "GRPC_")
+    """The environment without what would change a cluster: settings of this project, and proxies."""
+    dropped = ("PS_", "TP_", "GRPC_")
     return {
         key: value
         for key, value in os.environ.items()
