@@ -36,6 +36,7 @@ from ps.sharding.spec import ModelSignature
 from ps.types import Incarnation, LeaveReason, Role
 
 if TYPE_CHECKING:
+    from ps.consistency.policy import Policy
     from ps.server.host import Host
 
 T = TypeVar("T")
@@ -56,11 +57,20 @@ class _Session:
 class LocalJob:
     """A job within this process. Thread-safe. Servers start with the first transport that is opened."""
 
-    def __init__(self, *, servers: int = 1, settings: JobSettings = EXACT, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        servers: int = 1,
+        settings: JobSettings = EXACT,
+        clock: Clock | None = None,
+        policy: Callable[[], Policy] | None = None,
+    ) -> None:
+        """`policy` makes each server's policy; asp unless given."""
         self.clock = clock or MonotonicClock()
         self.settings = settings
         self.hosts: dict[Incarnation, Host] = {}
         self._servers = servers
+        self._policy = policy
         self._server_seen: dict[Incarnation, Seen] = {}
         self._sessions: dict[Incarnation, _Session] = {}
         self._members = 0
@@ -126,11 +136,14 @@ class LocalJob:
         for host in hosts:
             host.close()
 
-    def _start_server(self) -> None:
+    def _host(self) -> Host:
         from ps.server.host import Host  # not before a model is attached: join() is to be fast
 
+        return Host(exact=self.settings.exact, policy=self._policy() if self._policy else None, clock=self.clock)
+
+    def _start_server(self) -> None:
         joined = self.event(lambda s, now: s.join(now, role=Role.SERVER, name="", host="", pid=0, secret=new_secret()))
-        self.hosts[joined.incarnation] = Host(exact=self.settings.exact)
+        self.hosts[joined.incarnation] = self._host()
         self._server_seen[joined.incarnation] = Seen()
         self.event(lambda s, now: s.ready(now, joined.incarnation, f"local:{joined.incarnation}"))
 

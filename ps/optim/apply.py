@@ -129,13 +129,15 @@ class ShardOptimizer:
     def _take_step(self, grads: Tensor) -> None:
         assert self._optimizer is not None
         whole = len(self._runs) == 1 and self._runs[0].end - self._runs[0].begin == grads.numel()
-        for run in self._runs:
-            run.view.grad = grads if whole else grads[run.begin : run.end]
-        try:
-            self._step(self._optimizer)
-        finally:
-            for run in self._runs:
-                run.view.grad = None
+        # Fused kernels refuse a list in which only some runs have state yet, so those go one by one.
+        for runs in [[run] for run in self._runs] if self._unsettled else [self._runs]:
+            for run in runs:
+                run.view.grad = grads if whole else grads[run.begin : run.end]
+            try:
+                self._step(self._optimizer)
+            finally:
+                for run in runs:
+                    run.view.grad = None
 
     def _regroup(self, present: bytes) -> None:
         """Make the runs for another set of present pieces."""

@@ -1,0 +1,80 @@
+"""One worker, asp: the weights on the servers equal those of plain PyTorch, bit for bit under exact kernels."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from ps.alone import LocalJob, settings
+from ps.sharding.spec import ShardingPlan
+from tests.support.oracle import CASES, STEPS, run, weights
+from workers import Worker
+from workers.config import WorkerConfig
+
+SMALL_SHARD_BYTES = 128
+"""So small that most tensors are split, over all servers."""
+
+
+@cache
+def expected(name: str) -> dict[str, Tensor]:
+    """What plain PyTorch makes of the case."""
+    return weights(run(name))
+
+
+def plan_of(job: LocalJob) -> ShardingPlan:
+    """The plan of the job's model."""
+    plan = job.state.model.plan
+    assert plan is not None
+    return plan
+
+
+def trained(name: str, *, servers: int, exact: bool, shard_bytes: int) -> tuple[dict[str, Tensor], LocalJob]:
+    """What torch-ps makes of it, as it lies on the servers at the end."""
+    job = LocalJob(servers=servers, settings=settings(exact=exact, shard_bytes=shard_bytes))
+    config = WorkerConfig(message_bytes=3 * SMALL_SHARD_BYTES)
+    with Worker(job.member(), config) as worker:
+        model = run(name, worker.attach)
+        with torch.no_grad():
+            params = dict(model.named_parameters())
+            for spec in plan_of(job).signature.params:
+                if spec.group >= 0:
+                    params[spec.name].zero_()  # whatever is there afterwards came from the servers
+        worker.pull()
+        return {**weights(model), "pushes": torch.tensor(worker.global_step)}, job
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_exact_is_bitwise_plain_pytorch(name: str, servers: int) -> None:
+    """50 steps, tensors split over shards, messages and servers: not one bit differs under exact kernels."""
+    got, job = trained(name, servers=servers, exact=True, shard_bytes=SMALL_SHARD_BYTES)
+    pushes = got.pop("pushes")
+    assert 0 < pushes <= STEPS
+    assert got.keys() == expected(name).keys()
+    different = [key for key, value in got.items() if not torch.equal(value, expected(name)[key])]
+    assert different == []
+    pieces = [piece.param for shard in plan_of(job).shards for piece in shard.pieces]
+    assert len(pieces) > len(set(pieces)), "the case should split tensors"
+    shard_map = job.state.model.shard_map
+    assert shard_map is not None and len({holder.incarnation for holder in shard_map.holders}) == servers
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_fused_is_within_a_few_ulp(name: str, servers: int) -> None:
+    """By default servers run fused kernels, whose vector tails round differently: close, and no more than that."""
+    got, _ = trained(name, servers=servers, exact=False, shard_bytes=SMALL_SHARD_BYTES)
+    got.pop("pushes")
+    for key, value in got.items():
+        bound = 1e-6 if value.dtype is torch.float32 else 1e-14
+        torch.testing.assert_close(value, expected(name)[key], rtol=bound, atol=bound)
+
+
+def test_alone_with_default_settings_is_plain_pytorch() -> None:
+    """What a user without a coordinator gets: default shard sizes, exact kernels, no difference."""
+    with Worker(LocalJob().member(), WorkerConfig()) as worker:
+        got = weights(run("adamw", worker.attach))
+    assert all(torch.equal(value, expected("adamw")[key]) for key, value in got.items())
