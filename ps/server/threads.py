@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+import torch
+
 from ps.clock import Clock
 from ps.server.slots import Work
 
@@ -16,12 +18,14 @@ log = logging.getLogger(__name__)
 class ApplyThreads:
     """A few named threads that take work in order. With none, work is done on the thread that brings it.
 
-    The queue is bounded by its users: payload bytes by the host, and one request per worker and message.
+    The queue is bounded by its users: payload bytes by the host, and one request per worker and message. The threads
+    share the process's intra-op threads: two that use all cores each would wait for each other inside every kernel.
     """
 
     def __init__(self, count: int, run: Callable[[Work], None]) -> None:
         self._run = run
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._intra_op = max(1, torch.get_num_threads() // max(1, count))
         self._threads = [
             threading.Thread(target=self._loop, name=f"ps-apply-{index}", daemon=True) for index in range(count)
         ]
@@ -46,6 +50,7 @@ class ApplyThreads:
         self._threads = []
 
     def _loop(self) -> None:
+        torch.set_num_threads(self._intra_op)
         while (work := self._queue.get()) is not None:
             self._run(work)
             del work  # a payload must not live on until the next request comes
