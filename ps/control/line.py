@@ -167,6 +167,7 @@ _OPTIONS: list[tuple[str, int]] = [
     # A dead link is noticed within 10 s; the coordinator allows a ping per second.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),  # see ps.control.server
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # By default gRPC waits up to 2 minutes before it dials again, and 20 s for a connection.
