@@ -89,7 +89,6 @@ class Answers:
         with self._lock:
             known = self._pushes.get(_key(work.request, work.layout)) if isinstance(work.request, Push) else None
             if known is not None:
-                known.answers.append(answer)
                 self._waiters.add(self._clock.now(), known, answer)
                 return Accepted.ATTACHED
             if size and self._queued_bytes and self._queued_bytes + size > self._queue_bytes and not must:
@@ -99,7 +98,7 @@ class Answers:
                 self._totals.bytes_pushed += size
             work.queued_bytes = size
             self._queued_bytes += size
-            self._wait(work, answer)
+            self._waiters.add(self._clock.now(), work, answer)
         return Accepted.YES
 
     def park(self, work: Work, answer: Answer) -> None:
@@ -107,7 +106,7 @@ class Answers:
         with self._lock:
             work.parked = True
             self._unready.append(work)
-            self._wait(work, answer)
+            self._waiters.add(self._clock.now(), work, answer)
 
     def take_parked(self) -> list[tuple[Work, list[Answer]]]:
         """All parked requests whose time is not up, out of the tables, with their answers."""
@@ -188,16 +187,12 @@ class Answers:
         with self._lock:
             return self._queued_bytes
 
-    # ---- pieces of the above; those with `self._lock` in their first line of comment are called with it held ----
-
-    def _wait(self, work: Work, answer: Answer) -> None:
-        # self._lock
-        work.answers.append(answer)
-        self._waiters.add(self._clock.now(), work, answer)
+    # ---- pieces of the above; those that say `self._lock` are called with it held ----
 
     def _take(self, work: Work) -> list[Answer]:
         # self._lock
-        answers, work.answers = work.answers, []
+        answers = [answer for _, answer in work.answers]
+        work.answers = []
         return answers
 
     def _retire(self, work: Work) -> None:
@@ -217,6 +212,7 @@ class Answers:
                 del self._pushes[key]
             self._queued_bytes -= work.queued_bytes
             work.queued_bytes = 0
+            work.payload = None
         lost = {id(work) for work in works}
         self._unready = [work for work in self._unready if id(work) not in lost]
         self._unsent = [work for work in self._unsent if id(work) not in lost]

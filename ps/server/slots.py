@@ -117,8 +117,9 @@ class Work:
     payload: Tensor | None
     """Dropped when all shards have taken their part. Only read by whoever decides a shard."""
     layout: MessageLayout
-    answers: list[Answer] = field(default_factory=list)
-    """Who waits: the caller, and retries of the same push. Emptied by whoever answers, so each is called once."""
+    answers: list[tuple[float, Answer]] = field(default_factory=list)
+    """(deadline, who waits): the caller, and retries of the same push. Taken out by whoever answers, so that each is
+    called once."""
     statuses: list[Status | None] = field(init=False)
     """Per shard; None = undecided. Each is written once, under its slot's lock."""
     undecided: int = field(init=False)

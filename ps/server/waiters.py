@@ -1,7 +1,7 @@
 """Answers that wait, and until when: a request is answered within `PARK_S`, if only to say that it is pending.
 
-Waiting longer would meet the caller's own deadline and bring the payload a second time. Not thread-safe: the host's
-lock guards it.
+Waiting longer would meet the caller's own deadline and bring the payload a second time. Not thread-safe: the lock of
+`Answers` guards it.
 """
 
 from __future__ import annotations
@@ -18,36 +18,34 @@ PARK_S = 2.0
 
 @dataclass(slots=True)
 class Waiters:
-    """All answers that wait, oldest first."""
+    """Works whose answers wait, by deadline."""
 
-    _queue: deque[tuple[float, Work, Answer]] = field(default_factory=deque)
-    """(deadline, work, answer), ascending; entries of works that have been answered meanwhile are skipped. They are
-    removed at the latest when their deadline comes."""
+    _queue: deque[tuple[float, Work]] = field(default_factory=deque)
+    """(deadline, work), ascending; one entry per answer. It holds no answer itself: an answer that has been given
+    may hold a payload, and so a buffer. Entries go when their deadline comes, or when they are first and done."""
 
     def add(self, now: float, work: Work, answer: Answer) -> None:
-        """`answer` is among `work.answers` and waits from now on."""
+        """`answer` waits for `work` from now on."""
         self._prune()
-        self._queue.append((now + PARK_S, work, answer))
+        work.answers.append((now + PARK_S, answer))
+        self._queue.append((now + PARK_S, work))
 
     def expired(self, now: float) -> list[tuple[Work, Answer]]:
         """Take out the answers whose time is up, also out of their works."""
         found: list[tuple[Work, Answer]] = []
         while self._queue and self._queue[0][0] <= now:
-            _, work, answer = self._queue.popleft()
-            if answer in work.answers:
-                work.answers.remove(answer)
-                found.append((work, answer))
+            _, work = self._queue.popleft()
+            late = [answer for deadline, answer in work.answers if deadline <= now]
+            if late:
+                work.answers = [entry for entry in work.answers if entry[0] > now]
+                found += [(work, answer) for answer in late]
         return found
 
     def next_deadline(self) -> float | None:
-        """When to look again."""
+        """When to look again; None when nothing waits."""
         self._prune()
         return self._queue[0][0] if self._queue else None
 
-    def waiting(self) -> int:
-        """How many answers wait."""
-        return sum(answer in work.answers for _, work, answer in self._queue)
-
     def _prune(self) -> None:
-        while self._queue and self._queue[0][2] not in self._queue[0][1].answers:
+        while self._queue and not self._queue[0][1].answers:
             self._queue.popleft()

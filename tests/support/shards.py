@@ -137,8 +137,12 @@ class Client:
 
     def pull(self, shards: Sequence[int] | None = None, base: Version | None = None) -> Answered:
         """Ask for weights."""
+        return self.submit(self.pull_request(shards, base))
+
+    def pull_request(self, shards: Sequence[int] | None = None, base: Version | None = None) -> Pull:
+        """The request of `pull`."""
         rows = tuple((ShardId(shard), 1, base) for shard in (shards if shards is not None else self.all))
-        return self.submit(Pull(caller=self.caller, shards=rows))
+        return Pull(caller=self.caller, shards=rows)
 
     def push(
         self,
