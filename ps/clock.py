@@ -7,6 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+SLICE_S = 0.1
+"""Longest uninterrupted wait. A signal that arrives just before a thread blocks does not end its wait: its handler
+would run when the wait is over."""
+
 
 class Clock(Protocol):
     """Monotonic seconds and a bounded wait. Implementations are thread-safe."""
@@ -28,8 +32,12 @@ class MonotonicClock:
         return time.monotonic()
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """See `Clock.wait`. On the main thread signal handlers run during the wait."""
-        return event.wait(max(0.0, timeout_s))
+        """See `Clock.wait`. On the main thread signal handlers run during the wait, at most `SLICE_S` late."""
+        deadline = Deadline.after(self, timeout_s)
+        while not event.wait(min(SLICE_S, deadline.remaining_s(self))):
+            if deadline.expired(self):
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ps.rpc.transport import Ticket, Transport
 from ps.rpc.wire import Caller, Hello, Pull, Request, Status
 from ps.types import Incarnation, ShardId, Version
 from tests.support import echo
-from tests.support.rpc import Child, client, within
+from tests.support.rpc import Child, client, eventually, within
 
 SERVER = Incarnation(3)
 SECRET = bytes(range(16))
@@ -31,10 +31,19 @@ class Net:
     address: str
 
     def connect(self) -> None:
-        self.transport.connect(SERVER, "echo-server", self.address, SECRET, timeout_s=20)
+        self.transport.connect(SERVER, "echo-server", self.address, SECRET, timeout_s=60)
 
-    def send(self, request: Request, payload: torch.Tensor | None = None, timeout_s: float = 20) -> Ticket:
+    def send(self, request: Request, payload: torch.Tensor | None = None, timeout_s: float = 60) -> Ticket:
         return self.transport.submit(SERVER, request, payload, timeout_s=timeout_s)
+
+    def release(self, ticket: Ticket) -> None:
+        """Have parked requests answered until `ticket` is; requests of one caller may overtake each other."""
+
+        def asked() -> bool:
+            self.send(echo.push(echo.RELEASE)).result(within())
+            return ticket.done()
+
+        eventually(asked)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +151,7 @@ def test_late_answer_from_another_thread(net: Net) -> None:
     parked = net.send(echo.push(echo.PARK, sequence=1), some_bytes(10))
     net.send(echo.push(echo.ECHO)).result(within())
     assert not parked.done()
-    net.send(echo.push(echo.RELEASE)).result(within())
+    net.release(parked)
     reply, got = parked.result(within())
     assert parked.done()
     assert reply.shards[0].next_sequence == 2
@@ -188,7 +197,7 @@ def test_no_answer_within_the_deadline(net: Net) -> None:
     ticket = net.send(echo.push(echo.PARK, sequence=3))
     with pytest.raises(CallTimeout):
         ticket.result(within(0.01))
-    net.send(echo.push(echo.RELEASE)).result(within())
+    net.release(ticket)
     assert ticket.result(within())[0].shards[0].next_sequence == 4
 
 
@@ -198,7 +207,6 @@ def test_no_answer_within_the_timeout_of_the_request(net: Net) -> None:
     with pytest.raises(CallTimeout):
         ticket.result(within())
     assert ticket.done()
-    net.send(echo.push(echo.RELEASE)).result(within())
 
 
 def test_disconnected_server_can_not_be_called(net: Net) -> None:
@@ -215,7 +223,7 @@ def test_connecting_again_replaces_the_connection(net: Net) -> None:
     """Requests in flight on the older connection still get their answers."""
     parked = net.send(echo.push(echo.PARK, sequence=1))
     net.connect()
-    net.send(echo.push(echo.RELEASE)).result(within())
+    net.release(parked)
     assert parked.result(within())[0].shards[0].next_sequence == 2
 
 
@@ -224,7 +232,7 @@ def test_closed_local_transport() -> None:
     host = echo.EchoHost()
     transport = LocalTransport({SERVER: host}, Incarnation(77))
     transport.connect(SERVER, "", "", SECRET, timeout_s=1)
-    parked = transport.submit(SERVER, echo.push(echo.PARK), None, timeout_s=20)
+    parked = transport.submit(SERVER, echo.push(echo.PARK), None, timeout_s=60)
     transport.close()
     transport.close()
     host.close()

@@ -33,7 +33,7 @@ TWICE = 7
 SECRET = 8
 """Answer with the secret that the caller showed as the payload."""
 INFO = 9
-"""Answer with the RRef counters, and the number of aliases of pooled buffers in use, as JSON."""
+"""Answer with the RRef counters, the numbers of parked requests and of pooled aliases in use, as JSON."""
 UNOWNED = 10
 """Break the contract by answering with a slice of a larger buffer."""
 BLOCK = 11
@@ -58,6 +58,7 @@ class EchoHost:
         self._kept: list[Answer] = []
         self.pooled = torch.ones(32 << 20, dtype=torch.uint8)
         self.aliases_out = 0
+        self.blocked = False
         self.unblock = threading.Event()
         self._queue: queue.SimpleQueue[tuple[Request, Tensor, Answer] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="echo-host")
@@ -81,11 +82,11 @@ class EchoHost:
         elif mode == SECRET:
             answer(reply_to(request), _bytes(request.caller.secret))
         elif mode == INFO:
-            info = {**torch_private.debug_info(), "aliases_out": str(self.aliases_out)}
-            answer(reply_to(request), _bytes(json.dumps(info).encode()))
+            answer(reply_to(request), _bytes(json.dumps(self._info()).encode()))
         elif mode == UNOWNED:
             answer(reply_to(request), torch.zeros(100, dtype=torch.uint8)[10:20])
         elif mode == BLOCK:
+            self.blocked = True
             self.unblock.wait(60)
         else:
             raise RuntimeError(f"mode {mode}")
@@ -103,6 +104,10 @@ class EchoHost:
             answer(reply_to(request), self._alias() if pooled else payload)
             if pooled:
                 self._kept.append(answer)
+
+    def _info(self) -> dict[str, str]:
+        counts = {"aliases_out": self.aliases_out, "parked": len(self.parked), "blocked": self.blocked}
+        return {**torch_private.debug_info(), **{key: str(value) for key, value in counts.items()}}
 
     def _alias(self) -> Tensor:
         alias = self.pooled.detach()

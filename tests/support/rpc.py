@@ -8,6 +8,8 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -19,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CLOCK = MonotonicClock()
 
 
-def within(timeout_s: float = 20.0) -> Deadline:
+def within(timeout_s: float = 60.0) -> Deadline:
     """A deadline from now."""
     return Deadline.after(CLOCK, timeout_s)
 
@@ -28,6 +30,13 @@ def within(timeout_s: float = 20.0) -> Deadline:
 def client() -> RpcTransport:
     """The transport of this process: torch allows one agent per process life, so tests share it. Closed at exit."""
     return open_rpc(incarnation=Incarnation(9000), name="tests", host_ip="127.0.0.1")
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Ask until it holds; each question should itself wait for something, such as an answer."""
+    deadline = within(timeout_s)
+    while not condition():
+        assert not deadline.expired(CLOCK), "did not come true"
 
 
 class Child:
@@ -40,7 +49,7 @@ class Child:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
 
-    def line(self, timeout_s: float = 60.0) -> str:
+    def line(self, timeout_s: float = 90.0) -> str:
         """The next line of its standard output."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -50,10 +59,13 @@ class Child:
         return self.process.stdout.readline().strip()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
+        """Send a signal; a stop has taken effect when this returns."""
         self.process.send_signal(number)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        while number == signal.SIGSTOP and stat.read_text().rpartition(")")[2].split()[0] != "T":
+            threading.Event().wait(0.001)
 
-    def finish(self, timeout_s: float = 60.0) -> tuple[int, str, str]:
+    def finish(self, timeout_s: float = 90.0) -> tuple[int, str, str]:
         """Close its standard input and wait: exit code, rest of standard output, standard error."""
         out, err = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, out, err

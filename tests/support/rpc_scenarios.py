@@ -28,7 +28,7 @@ def say(text: str) -> None:
 def park(transport: RpcTransport, server: Incarnation) -> None:
     """Leave requests open until killed."""
     tickets = [transport.submit(server, echo.push(echo.PARK), None, timeout_s=60) for _ in range(20)]
-    transport.submit(server, echo.push(echo.ECHO), None, timeout_s=20).result(within())
+    transport.submit(server, echo.push(echo.ECHO), None, timeout_s=60).result(within())
     say("parked")
     tickets[0].result(within(60))
 
@@ -36,7 +36,7 @@ def park(transport: RpcTransport, server: Incarnation) -> None:
 def pull_large(transport: RpcTransport, server: Incarnation) -> None:
     """Have a large answer under way while this process is frozen."""
     ticket = transport.submit(server, echo.push(echo.POOL), None, timeout_s=60)
-    transport.submit(server, echo.push(echo.ECHO), None, timeout_s=20).result(within())
+    transport.submit(server, echo.push(echo.ECHO), None, timeout_s=60).result(within())
     say("parked")
     ticket.result(within(60))
 
@@ -64,7 +64,7 @@ def raise_error(transport: RpcTransport, server: Incarnation) -> None:
 
 def just_end(transport: RpcTransport, server: Incarnation) -> None:
     """A script that forgets to close."""
-    transport.submit(server, echo.push(echo.ECHO), None, timeout_s=20).result(within())
+    transport.submit(server, echo.push(echo.ECHO), None, timeout_s=60).result(within())
 
 
 def close_in_flight(transport: RpcTransport, server: Incarnation) -> None:
@@ -115,7 +115,7 @@ def fork(transport: RpcTransport, server: Incarnation) -> None:
     process.start()
     process.join(30)
     say(f"exit {process.exitcode}")
-    transport.submit(server, echo.push(echo.RELEASE), None, timeout_s=20).result(within())
+    transport.submit(server, echo.push(echo.RELEASE), None, timeout_s=60).result(within())
     ticket.result(within())
     say("parent goes on")
 
@@ -143,7 +143,7 @@ def main() -> None:
     server = Incarnation(int(sys.argv[2]))
     own = Incarnation(9100 + list(SCENARIOS).index(sys.argv[1]))  # a number used twice would alias references
     transport = open_rpc(incarnation=own, name="scenario", host_ip="127.0.0.1")
-    transport.connect(server, "echo", sys.argv[3], bytes(16), timeout_s=20)
+    transport.connect(server, "echo", sys.argv[3], bytes(16), timeout_s=60)
     SCENARIOS[sys.argv[1]](transport, server)
 
 
