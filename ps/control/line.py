@@ -6,11 +6,14 @@ so that signal handlers run on the main thread meanwhile.
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import random
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 
@@ -20,11 +23,16 @@ from ps.errors import CoordinatorLost, ForkedProcess, PsError, Refused
 from ps.types import Address
 from ps.v1 import admin_pb2_grpc, coordinator_pb2_grpc
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
 ATTEMPT_S = 5.0
 """Deadline of one attempt of a call that is answered at once; calls that are held get as much on top."""
+
+CLOSE_S = 5.0
+"""Bound on closing the channel."""
 
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
@@ -54,6 +62,46 @@ class Future(Protocol[R_co]):
         ...
 
 
+class _Attempt(Generic[T]):
+    """One try of a call. gRPC's part runs on other threads than the caller's, who only waits for `done`."""
+
+    def __init__(self, start: Callable[[], Future[T]]) -> None:
+        self._start = start
+        self._future: Future[T] | None = None
+        self.done = threading.Event()
+        self.reply: T | None = None
+        self.failure: grpc.RpcError | None = None
+
+    def begin(self) -> None:
+        """Send it."""
+        try:
+            self._future = self._start()
+        except grpc.RpcError as error:  # it could not even be encoded
+            self.failure = error
+            self.done.set()
+        except BaseException:
+            self.done.set()
+            raise
+        else:
+            self._future.add_done_callback(lambda _: self._finish())
+
+    def cancel(self) -> None:
+        """Give it up; follows `begin` on the same thread."""
+        if self._future is not None:
+            self._future.cancel()
+
+    def _finish(self) -> None:
+        assert self._future is not None
+        try:
+            if self._future.code() is grpc.StatusCode.OK:
+                self.reply = self._future.result()
+            else:
+                assert isinstance(self._future, grpc.RpcError)  # gRPC's calls are their own failures
+                self.failure = self._future
+        finally:
+            self.done.set()
+
+
 class Backoff:
     """Exponential, with full jitter over the upper half: many members must not come back in step."""
 
@@ -73,7 +121,12 @@ class Backoff:
 
 
 class Line:
-    """A channel and its stubs. Thread-safe. Useless, by `ForkedProcess`, in a forked child."""
+    """A channel and its stubs. Thread-safe. Useless, by `ForkedProcess`, in a forked child.
+
+    gRPC is only ever entered on the thread `ps-calls`, never on the caller's: an exception that a signal handler raises
+    on the main thread inside of gRPC leaves a call that nobody finishes, and closing the channel waits for it for ever
+    (seen in 4 of 10 tries).
+    """
 
     def __init__(self, address: Address, clock: Clock) -> None:
         self.address = address
@@ -83,6 +136,10 @@ class Line:
         self._channel = grpc.insecure_channel(str(address), options=_OPTIONS)
         self.coordinator = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.admin = admin_pb2_grpc.AdminStub(self._channel)
+        # At most two items per calling thread. None ends the thread. SimpleQueue, since its put may be interrupted.
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ps-calls", daemon=True)
+        self._thread.start()
 
     @property
     def mine(self) -> bool:
@@ -121,13 +178,14 @@ class Line:
             if self._closing.is_set():
                 raise Refused(f"{what}: the line to the coordinator is closed")
             timeout_s = max(0.001, min(attempt_s, deadline.remaining_s(self.clock)))
-            future = method(request, timeout=timeout_s, metadata=metadata)
-            failure = self._outcome(future, attempt_s)
-            if failure is None:
-                return future.result()
-            if failure.code() not in RETRYABLE:
+            attempt = _Attempt(partial(method, request, timeout=timeout_s, metadata=metadata))
+            self._wait(attempt, timeout_s)
+            if attempt.reply is not None:
+                return attempt.reply
+            failure = attempt.failure
+            if failure is not None and failure.code() not in RETRYABLE:
                 raise error_of(failure) from None
-            last = f"{failure.code().name}: {failure.details()}"
+            last = f"{failure.code().name}: {failure.details()}" if failure is not None else "cut off"
             left_s = deadline.remaining_s(self.clock)
             if left_s <= 0:
                 break
@@ -137,27 +195,40 @@ class Line:
             "address, that `psctl coordinator` runs there, and firewalls in between"
         )
 
-    def close(self) -> None:
-        """Close the channel; calls in flight end with an error. Idempotent; does nothing in a forked child."""
-        self._closing.set()
-        if self.mine:
-            self._channel.close()
+    def post(self, work: Callable[[], object]) -> None:
+        """Run something that enters gRPC on the right thread, soon."""
+        self._work.put(work)
 
-    def _outcome(self, future: Future[T], attempt_s: float) -> grpc.RpcError | None:
-        """Wait until a call is over; its failure, None for success."""
-        done = threading.Event()
-        future.add_done_callback(lambda _: done.set())
+    def close(self) -> None:
+        """Close the channel; calls in flight end with an error. Idempotent, bounded; nothing in a forked child."""
+        if not self.mine:
+            return
+        self._closing.set()
+        self._work.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_S)
+
+    def _wait(self, attempt: _Attempt[T], timeout_s: float) -> None:
+        """Back when the attempt is over. Signal handlers run meanwhile; what they raise cancels it."""
+        self.post(attempt.begin)
         try:
             # gRPC ends the call by its own deadline; the wait is bounded all the same.
-            if not self.clock.wait(done, attempt_s + ATTEMPT_S):
-                future.cancel()
+            deadline = Deadline.after(self.clock, timeout_s + ATTEMPT_S)
+            while not self.clock.wait(attempt.done, min(0.5, deadline.remaining_s(self.clock))):
+                if deadline.expired(self.clock) or not self._thread.is_alive():
+                    self.post(attempt.cancel)
+                    return
         except BaseException:
-            future.cancel()
+            self.post(attempt.cancel)
             raise
-        if future.code() is grpc.StatusCode.OK:
-            return None
-        assert isinstance(future, grpc.RpcError)  # gRPC's calls are their own failures
-        return future
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                logger.exception("the line to the coordinator: a call could not be started")
+        self._channel.close()
 
 
 _OPTIONS: list[tuple[str, int]] = [

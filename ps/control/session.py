@@ -37,7 +37,7 @@ class _Stream:
         self.call: grpc.Call | None = None
 
     def end(self) -> None:
-        """End it; idempotent."""
+        """End it; idempotent. Not on the main thread, as it enters gRPC."""
         self.over.set()
         self.poke.set()
         if self.call is not None:
@@ -100,7 +100,7 @@ class Session:
     def close(self) -> None:
         """End the stream and both threads; idempotent, bounded. May be called from a listener."""
         self._closing.set()
-        self._stream.end()
+        self._line.post(self._stream.end)
         for thread in (self._thread, self._stream.feeder):
             if thread is not None and thread is not threading.current_thread() and thread.ident is not None:
                 thread.join(JOIN_THREAD_S)

@@ -169,13 +169,13 @@ from ps.types import Address, Role
 from tests.support.control import ask, stream
 from tests.support.coordinator import Heard, Member
 
-class Stop(Exception): pass
+class Stop(BaseException): pass  # as KeyboardInterrupt: libraries catch Exception
 def stop(*_): raise Stop
 signal.signal(signal.SIGTERM, stop)
 with Member(Address.parse(sys.argv[1]), Role.WORKER) as member:
     member.control.open_stream(stream(length=10))
-    print("waiting", flush=True)
     try:
+        print("waiting", flush=True)
         while True:
             member.control.lease(ask(), wait_s=60.0)
     except Stop:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,6 +85,8 @@ class RunningCoordinator:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             asyncio.set_event_loop(None)
             self._loop.close()
+            del self._coordinator
+            gc.collect()  # gRPC ends its polling thread with the last of its objects, and they form cycles
 
     async def _serve(self) -> None:
         self._coordinator = Coordinator(self.config)
@@ -92,7 +95,10 @@ class RunningCoordinator:
             self._started.set()
             self.result = await self._coordinator.wait()
         finally:
-            await self._coordinator.close()
+            closing = asyncio.ensure_future(self._coordinator.close())
+            while not closing.done():
+                with contextlib.suppress(asyncio.CancelledError):  # `close` may come while it ends by itself
+                    await asyncio.shield(closing)
 
 
 def config_in(
@@ -119,7 +125,7 @@ def config_in(
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def coordinator(
     folder: Path, *, port: int = 0, hold: bool = False, heartbeat_s: float = 0.1, lease_s: float = 10.0
 ) -> Iterator[RunningCoordinator]:
