@@ -14,16 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ps.clock import Deadline, MonotonicClock
+from ps.config import CoordinatorConfig
 from ps.errors import ConfigError, PsError
 from ps.types import Address
 from ps.v1 import types_pb2
 from ps.v1.coordinator_pb2 import StatusReply
 from workers import commands, rundir
-from workers.children import Child, Keeper, Wakeup, end_all, wait_all
+from workers.children import Child, Keeper, Wakeup, end_all
 from workers.dashboard import Dashboard, open_dashboard
 from workers.poller import Poller
 
 EXIT_INTERRUPTED = 130
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _OVER = (types_pb2.JOB_STATE_FINISHED, types_pb2.JOB_STATE_FAILED, types_pb2.JOB_STATE_INTERRUPTED)
 
@@ -53,8 +56,10 @@ class LocalConfig:
     """How long servers and coordinator may take to exit once the job is over."""
 
     def __post_init__(self) -> None:
-        if self.servers < 1 or self.workers < 1:
-            raise ConfigError(f"--servers {self.servers} and --workers {self.workers} must be at least 1")
+        # what the coordinator would refuse is refused here already, before anything is started
+        CoordinatorConfig(state=Path(rundir.STATE), servers=self.servers, consistency=self.consistency)
+        if self.workers < 1:
+            raise ConfigError(f"--workers {self.workers} must be at least 1")
         if not self.script.is_file():
             raise ConfigError(f"there is no script {str(self.script)!r}")
 
@@ -88,7 +93,7 @@ class Launcher:
         self._clock = MonotonicClock()
         self._began_s = self._clock.now()
         self._signals = 0
-        self._wakeup = Wakeup({number: self._on_signal for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)})
+        self._wakeup = Wakeup(dict.fromkeys(_SIGNALS, self._on_signal))
         self._children: list[Child] = []
         self._gone: set[str] = set()
         self._poller: Poller | None = None
@@ -162,6 +167,8 @@ class Launcher:
                 self._begin_stop()
             status = self._status()
             if self._child("coordinator").exit_code is not None:
+                assert self._poller is not None
+                self._poller.give_up()
                 raise PsError(f"the coordinator {_how(self._child('coordinator'))} before the job was over")
             if status is not None and status.state in _OVER:
                 over = over or self._exit_bound(status)
@@ -179,7 +186,7 @@ class Launcher:
         return Deadline.after(self._clock, float("inf") if finished else self._config.grace_s)
 
     def _tick(self, timeout_s: float) -> None:
-        """Wait a little; then show new log lines and progress, and report exits. Raises `_KillNow` on a second signal."""
+        """Wait a little, show new log lines and progress, report exits. Raises `_KillNow` at the second signal."""
         self._wakeup.wait(timeout_s)
         if self._signals > 1:
             raise _KillNow
@@ -214,17 +221,14 @@ class Launcher:
 
     def _on_exit(self, child: Child) -> None:
         """Tell the coordinator, so that nobody waits for a lease to expire; end a job that can't go on."""
-        if child.role == "export" or self._poller is None:
-            return
+        if child.role in ("export", "coordinator") or self._poller is None or self._stopping is not None:
+            return  # once we stop the job, its members leave because of that
         code = child.exit_code or 0
-        if child.role != "coordinator":
-            self._poller.report_exit(child.name, child.pid, code)
-        if code < 0 and self._stopping is None:
-            self._dashboard.note(f"{child.name} {_how(child)}", style="red")
         over = self._over()
-        if child.role == "worker" and code > 0 and self._stopping is None:
-            self._poller.stop_job(interrupted=False, reason=f"{child.name} {_how(child)}")
-        elif child.role == "server" and not over:
+        if code < 0 and not over:
+            self._dashboard.note(f"{child.name} {_how(child)}", style="red")
+        self._poller.report_exit(child.name, child.pid, code)
+        if not over and (child.role == "server" or code > 0):
             self._poller.stop_job(interrupted=False, reason=f"{child.name} {_how(child)}")
 
     # ---- the end
@@ -241,6 +245,10 @@ class Launcher:
         wanted = self.outcome == "finished" or (self.outcome == "interrupted" and status.progress.pushes > 0)
         exported = not (wanted and status.shards) or self._export()
         self._poller.release()
+        joined = {member.name for member in status.members}
+        for child in self._children:
+            if child.role == "server" and child.name not in joined:
+                child.signal(signal.SIGTERM)  # still on its way to a job that is over
         self._drain(self._config.release_s)
         if self.outcome == "finished":
             return 0 if exported else 1
@@ -271,9 +279,9 @@ class Launcher:
 
     def _clean_up(self) -> None:
         """Whatever happened: end every child, then the keeper."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # what follows is bounded; `Wakeup` puts the handlers back
-        term_s = 0.0 if self._signals > 1 else 5.0
+        term_s = 0.0 if self._signals > 1 else 2.0
         coordinator = [child for child in self._children if child.role == "coordinator"]
         others = [child for child in self._children if child.role != "coordinator"]
         stuck = end_all(others, self._wakeup, term_s=term_s) + end_all(coordinator, self._wakeup, term_s=term_s)

@@ -31,6 +31,7 @@ class Poller:
         """The newest status; replaced as a whole."""
         self._orders: queue.Queue[Callable[[], object] | None] = queue.Queue(_ORDERS)
         self._stopped = False
+        self._gone = False
         self._thread = threading.Thread(target=self._run, name="launcher-poll", daemon=True)
 
     def start(self) -> None:
@@ -54,6 +55,10 @@ class Poller:
         self._orders.put(lambda: client.release(self.address, timeout_s=CALL_S))
         self._orders.put(None)
 
+    def give_up(self) -> None:
+        """The coordinator is gone: what is still to be said is dropped."""
+        self._gone = True
+
     def close(self) -> None:
         """End the thread; orders that wait are passed on first."""
         self._orders.put(None)
@@ -66,7 +71,7 @@ class Poller:
                 order = self._orders.get(timeout=POLL_S)
             except queue.Empty:
                 order = self._poll
-            if order is None:
+            if order is None or self._gone:
                 return
             try:
                 order()
