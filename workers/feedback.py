@@ -133,7 +133,8 @@ class ErrorFeedback:
     def take(self, into: Tensor) -> bool:
         """Hand the residual back: move it to `into` (flat, the shard's dtype). False, and zeros, if there is none.
 
-        It is a gradient in unscaled units, to be sent as it is by a worker that leaves; momentum goes on from where it was. ValueError with a push staged.
+        It is a gradient in unscaled units, to be sent as it is by a worker that leaves. Momentum that goes on is not in
+        it. ValueError with a push staged.
         """
         if self._stage is not None:
             raise ValueError("error feedback: commit or abort the staged push before the residual is taken")

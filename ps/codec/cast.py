@@ -62,5 +62,9 @@ def saturating_copy(source: Tensor, into: Tensor, largest: float) -> bool:
     low, high = (float(bound) for bound in torch.aminmax(source))
     if not -math.inf < low <= high < math.inf:  # a NaN anywhere makes both NaN
         return False
-    into.copy_(source if -largest <= low and high <= largest else source.clamp(-largest, largest))
+    if -largest <= low and high <= largest:
+        into.copy_(source)
+    else:
+        wide = source.float() if source.dtype.itemsize == 2 else source  # in 16 bits the limit itself might round up
+        into.copy_(wide.clamp(-largest, largest))
     return True

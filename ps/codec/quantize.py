@@ -12,7 +12,8 @@ Rounding to nearest: |x_i - x̂_i| ≤ s/2 = a/254. Computed in float32, where x
 E[x̂_i] = x_i but for 2^-17 of a step: q_i = round(x_i / s + u_i), u_i uniform in (-1/2, 1/2), and
 |x_i - x̂_i| < s = a/127, plus the same 2^-20 a. Zeros stay zeros in both.
 
-Decoding to a 16-bit shard rounds once more. Blocks with a < 2^-100 are sent as zeros: there |x_i - x̂_i| ≤ 2^-100. float64 is saturated at float32's range.
+Blocks with a < 2^-100 are sent as zeros: there |x_i - x̂_i| ≤ 2^-100. A 16-bit shard's elements are rounded to its
+dtype once more. float64 is saturated at float32's range.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Int8(Framed):
     def _write(self, source: Tensor, body: Tensor, seed: int) -> Body:
         numel = source.numel()
         scales, codes = _parts(body, numel)
+        body[scales.nbytes : padded(scales.nbytes)].zero_()
         inverse = self._scales(source, scales)
         offsets = self._offsets(seed, numel)
         for begin in range(0, numel, CHUNK_ELEMS):

@@ -49,6 +49,7 @@ class Sign(Framed):
     def _write(self, source: Tensor, body: Tensor, seed: int) -> Body:
         numel = source.numel()
         scales, bits = _parts(body, numel)
+        body[scales.nbytes : padded(scales.nbytes)].zero_()
         for begin in range(0, numel, CHUNK_ELEMS):
             chunk = self._float32(source[begin : begin + CHUNK_ELEMS])
             self._means(chunk, scales[begin // BLOCK_ELEMS :])
@@ -57,7 +58,7 @@ class Sign(Framed):
             bits[begin // 8 : begin // 8 + len(packed)] = packed
         if not math.isfinite(float(scales.sum(dtype=torch.float64))):
             raise self._refuse_nonfinite()
-        scales.clamp_(max=torch.finfo(source.dtype).max)  # a mean of largest values may round up
+        scales.clamp_(max=min(FLOAT32_MAX, torch.finfo(source.dtype).max))  # a mean of largest values may round up
         return Body(self.body_bytes(numel, source.dtype), numel)
 
     def _means(self, chunk: Tensor, scales_B: Tensor) -> None:

@@ -1,7 +1,7 @@
 """`topk:R`: the fraction R of the elements that are largest in magnitude, with their positions; the others are zero.
 
 Exactly k = min(max(1, round(R n)), number of non-zero elements) elements travel. No element left out is larger in
-magnitude than one sent (float64 is compared after rounding to float32), ties go to the first, and
+magnitude than one sent, ties go to the first (float64 is compared, also with zero, as rounded to float32), and
 
     Σ (x_i - x̂_i)² ≤ (1 - k/n) Σ x_i²
 

@@ -62,7 +62,7 @@ KINDS = st.sampled_from(
 tensors = st.builds(make, KINDS, st.sampled_from(SIZES), st.sampled_from(FLOATS), st.integers(0, 1000)) | st.builds(
     torch.tensor, st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40)
 )
-examples = settings(max_examples=60, deadline=None, derandomize=True)
+examples = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def encoded(codec: Codec, source: Tensor, *, seed: int = 0, fill: int = 0) -> Tensor:
@@ -89,6 +89,11 @@ def decoded(codec: Codec, data: Tensor, numel: int, dtype: torch.dtype) -> Tenso
     return into
 
 
+def cut(tensor: Tensor, size: int) -> list[Tensor]:
+    """Blocks of a flat tensor."""
+    return [tensor[begin : begin + size] for begin in range(0, len(tensor), size)]
+
+
 def bound_cast(wire: torch.dtype) -> Callable[[Tensor, Tensor], None]:
     """max(u |x|, u n), saturated at the largest value."""
 
@@ -109,7 +114,7 @@ def bound_int8(steps: float) -> Callable[[Tensor, Tensor], None]:
         largest = torch.finfo(torch.float32).max
         beyond = (x.abs() - largest).clamp(min=0)
         x = x.clamp(-largest, largest)
-        for block, back, extra in zip(x.split(256), y.split(256), beyond.split(256), strict=True):
+        for block, back, extra in zip(cut(x, 256), cut(y, 256), cut(beyond, 256), strict=True):
             top = float(block.abs().max())
             limit = max(top * (steps / 127 + 2**-20), 2.0**-100) + extra
             assert ((block - back).abs() <= limit).all()
@@ -122,16 +127,16 @@ def bound_sparse(ratio: float, *, bf16: bool = False) -> Callable[[Tensor, Tenso
     """The count of elements is exact, nothing left out is larger than what was sent, and what was sent is exact."""
 
     def check(x: Tensor, y: Tensor) -> None:
-        count = min(max(1, round(ratio * len(x))), int(x.count_nonzero()))
+        count = min(max(1, round(ratio * len(x))), int(x.float().count_nonzero()))
         sent = y != 0
         assert int(sent.count_nonzero()) <= count  # fewer only where a value is rounded to zero in bfloat16
         if not bf16:
             assert int(sent.count_nonzero()) == count
             assert torch.equal(x[sent], y[sent])
         if count and bool(sent.any()) and not bool(sent.all()):
-            # float64 is compared after rounding to float32.
+            # float64 is compared as rounded to float32.
             assert x[~sent].abs().max() <= x[sent].abs().min() * (1 + 2**-22) + 1e-44
-        scale = float(x.abs().max()) or 1.0
+        scale = max(float(x.abs().max()), 1e-44)
         total = float(((x / scale) ** 2).sum())
         slack = 1e-3 if bf16 else 1e-9
         assert float((((x - y) / scale) ** 2).sum()) <= (1 - count / len(x)) * total + slack * total
@@ -142,7 +147,7 @@ def bound_sparse(ratio: float, *, bf16: bool = False) -> Callable[[Tensor, Tenso
 def bound_sign(x: Tensor, y: Tensor) -> None:
     """±mean |x| per block, and the block's squared error is its squared length less n s²."""
     x = x.clamp(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max)
-    for block, back in zip(x.split(1024), y.split(1024), strict=True):
+    for block, back in zip(cut(x, 1024), cut(y, 1024), strict=True):
         mean = float(block.abs().mean())
         assert ((back.abs() - mean).abs() <= mean * 2**-18 + 1e-41).all()
         assert (back[block > 0] >= 0).all() and (back[block < 0] <= 0).all()
@@ -206,7 +211,7 @@ def test_bytes_depend_on_input_and_seed_only(name: str, source: Tensor) -> None:
 
 
 def test_more_than_one_chunk(name: str) -> None:
-    """Shards larger than the chunk worked on at a time, with a rest, keep the bound and the same bytes on two threads."""
+    """Shards larger than the chunk worked on at a time, with a rest: in bounds, the same on two threads."""
     source = make("normal", 300_001, torch.float32, 1)
     codec = parse(name)
     data = encoded(codec, source, seed=1)
@@ -265,11 +270,11 @@ def test_mutated_bytes_raise_or_decode_to_something_finite(name: str, data: st.D
         at = data.draw(st.integers(0, min(len(arrived), 160) - 1) | st.integers(0, len(arrived) - 1))
         arrived[at] = data.draw(st.integers(0, 255))
     change = data.draw(st.sampled_from(["none", "cut", "cut odd", "longer"]))
-    cut = data.draw(st.integers(0, len(arrived) // 64)) * 64
+    length = data.draw(st.integers(0, len(arrived) // 64 - 1)) * 64
     arrived = {
         "none": arrived,
-        "cut": arrived[:cut].clone(),
-        "cut odd": arrived[: max(0, cut - 3)].clone(),
+        "cut": arrived[:length].clone(),
+        "cut odd": arrived[: len(arrived) - 3].clone(),
         "longer": torch.cat([arrived, torch.zeros(64, dtype=torch.uint8)]),
     }[change]
     try:
@@ -369,8 +374,8 @@ def test_payload_splits_into_its_shards(name: str) -> None:
         BOUNDS[kind](source.double(), decoded(one, part, numel, dtype).double())
     for wrong in (payload[:-64], torch.cat([payload, payload[:64]])):
         with pytest.raises(WireError):
-            for cut, (one, numel, dtype) in zip(split(wrong, parts), parts, strict=True):
-                decoded(one, cut, numel, dtype)
+            for part, (one, numel, dtype) in zip(split(wrong, parts), parts, strict=True):
+                decoded(one, part, numel, dtype)
 
 
 @pytest.mark.parametrize("name", LOSSY)
