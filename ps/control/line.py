@@ -38,6 +38,7 @@ FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 
 MAX_MESSAGE_BYTES = 64 << 20
+"""Bound on any control message, both ways; a model of half a million parameters fits."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 

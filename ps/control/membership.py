@@ -71,6 +71,8 @@ class Member:
     """Newest map epoch it has installed."""
     worker: WorkerProgress = field(default_factory=WorkerProgress)
     server: ServerProgress = field(default_factory=ServerProgress)
+    runs: str = ""
+    """Its torch version and CPU capability; empty when unknown."""
     replaced: bool = True
     """False once its launcher has said that no process will follow it."""
     history: deque[str] = field(default_factory=lambda: deque(maxlen=8))

@@ -26,6 +26,7 @@ from ps.control import report
 from ps.control.api import JobSettings
 from ps.control.engine import Engine, wait_event
 from ps.control.journal import Journal
+from ps.control.line import MAX_MESSAGE_BYTES
 from ps.control.records import Options
 from ps.control.servicer import AdminServicer, CoordinatorServicer, self_status
 from ps.control.state import CoordinatorState
@@ -35,9 +36,6 @@ from ps.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2, coordinator_pb2_gr
 from ps.v1 import coordinator_pb2 as pb
 
 logger = logging.getLogger(__name__)
-
-MAX_MESSAGE_BYTES = 64 << 20
-"""Bound on any control message; a model of half a million parameters fits."""
 
 MAX_GRACE_S = 10.0
 """How long members may take to leave after the release."""

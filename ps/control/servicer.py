@@ -57,6 +57,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):  # type: ig
                     pid=request.pid,
                     secret=secret,
                     nonce=request.nonce[:64],
+                    runs=" ".join(filter(None, (request.torch_version[:64], request.cpu_capability[:64]))),
                 )
             ),
         )

@@ -46,9 +46,21 @@ class CoordinatorState(Tables):
     """
 
     def join(
-        self, now: float, *, role: Role, name: str, host: str, pid: int, secret: bytes, nonce: bytes = b""
+        self,
+        now: float,
+        *,
+        role: Role,
+        name: str,
+        host: str,
+        pid: int,
+        secret: bytes,
+        nonce: bytes = b"",
+        runs: str = "",
     ) -> Joined:
-        """A process becomes a member. `secret` is fresh; `nonce` is the same for each retry of one request."""
+        """A process becomes a member. `secret` is fresh; `nonce` is the same for each retry of one request.
+
+        `runs`: its torch version and CPU capability, for a warning when members differ.
+        """
         self._begin(now)
         if role not in (Role.SERVER, Role.WORKER, Role.OBSERVER):
             raise WireError(f"role {role.value} can't join")
@@ -58,7 +70,13 @@ class CoordinatorState(Tables):
                 self._refuse_when_over()
             self._free(now, name)
             member = self.members.join(now, role=role, name=name, host=host, pid=pid, secret=secret, nonce=nonce)
+            member.runs = runs
             logger.info("%s joined", member)
+            other = next((m for m in self.members if m.runs and runs and m.runs != runs and not m.ended), None)
+            if other is not None:
+                logger.warning(
+                    "%s runs %s, but %s runs %s: results may differ in bits", member, runs, other, other.runs
+                )
         self._settle(now, Topic.MEMBERS)
         return Joined(
             incarnation=member.incarnation, name=member.name, secret=member.secret, generation=self.generation,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from ps.control import client
 from ps.control.api import LeaseVerdict, Verdict
 from ps.control.client import GrpcControl
-from ps.errors import CoordinatorLost, ForkedProcess
+from ps.errors import CoordinatorLost, ForkedProcess, Refused
 from ps.types import Address, JobState, LeaveReason, MemberState, Role
 from tests.support.control import MODEL, ask, stream
 from tests.support.coordinator import (
@@ -71,6 +74,31 @@ def test_a_coordinator_that_stays_away_is_lost(tmp_path: Path) -> None:
         assert f"no coordinator at {process.address} for 0.5 s" in worker.heard.lost
         with pytest.raises(CoordinatorLost, match=r"for 0\.5 s"):
             worker.control.report({"a": 1.0})
+
+
+def test_a_silent_listener_is_no_coordinator() -> None:
+    """Somebody accepts the connection and says nothing: the join ends within its bound all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control = GrpcControl(Address("127.0.0.1", listener.getsockname()[1]))
+        try:
+            with pytest.raises(CoordinatorLost, match=r"gave no answer for 0\.5 s"):
+                control.join(role=Role.WORKER, timeout_s=0.5)
+        finally:
+            control.close()
+
+
+def test_another_service_is_no_coordinator(tmp_path: Path) -> None:
+    """A gRPC server of something else answers UNIMPLEMENTED: refused at once, without retries."""
+    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    control = GrpcControl(Address("127.0.0.1", port))
+    try:
+        with pytest.raises(Refused, match="no torch-ps coordinator"):
+            control.join(role=Role.WORKER, timeout_s=BOUND_S)
+    finally:
+        control.close()
+        server.stop(0).wait(BOUND_S)
 
 
 MEMBER = """

@@ -224,3 +224,14 @@ def test_secrets_are_not_printed() -> None:
     member = world.state.members.get(joined.incarnation)
     for thing in (joined, member, str(member), world.state.records()):
         assert "very secret" not in repr(thing)
+
+
+def test_members_that_run_something_else_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    """Different torch versions or CPU capabilities may differ in the last bits; who can't tell is left alone."""
+    world = World()
+    for runs in ("2.13.0 AVX2", "", "2.13.0 AVX2", "2.14.0 AVX2"):
+        world.state.join(world.now, role=Role.WORKER, name="", host="h", pid=1, secret=b"s" * 16, runs=runs)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "worker-3" in warnings[0]
+    assert "runs 2.14.0 AVX2, but worker-0" in warnings[0]
