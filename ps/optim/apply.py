@@ -147,16 +147,11 @@ class ShardOptimizer:
         self._present = present
         self._optimizer.param_groups[0]["params"] = [run.view for run in self._runs]
         self._optimizer.state.clear()
-        fresh = []
         for run in self._runs:
             if state := self._states[run.first]:
                 self._optimizer.state[run.view] = self._restored(run, state)
             else:
-                fresh.append(run.view)
-        if fresh:
-            self._unsettled = True
-            # Adagrad makes its state when it is constructed, others at a parameter's first step.
-            self._optimizer.state.update(self._make(fresh, self._hyper).state)
+                self._unsettled = True
 
     def _ranges(self, present: bytes) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []

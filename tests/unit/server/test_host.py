@@ -7,7 +7,8 @@ import torch
 from ps.control.api import ShardMap
 from ps.rpc.wire import Status
 from ps.server.host import Host
-from ps.types import Role, Version
+from ps.server.slots import MessageLayout
+from ps.types import Role, ShardId, Version
 from tests.support.clock import FakeClock
 from tests.support.shards import SERVER, Client, admitted, shard_map, signature, started
 
@@ -161,6 +162,9 @@ def test_an_unaligned_payload_is_taken() -> None:
     room = torch.empty(client.plan.nbytes + 1, dtype=torch.uint8).numpy()[1:]
     payload = torch.from_numpy(room)
     payload.copy_(client.payload(1.0, client.all))
+    region = MessageLayout((ShardId(0),), (None,), (payload.numel(),), payload.numel()).regions(payload)[0]
+    assert region is not None
+    assert region.data_ptr() % 16 == 0
     answer = client.submit(client.push_request(0, client.all), payload)
     assert client.weights(answer.payload) == [-1.0] * 3
 

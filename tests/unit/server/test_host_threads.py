@@ -222,6 +222,23 @@ def test_a_failing_apply_is_reported_to_the_worker(caplog: pytest.LogCaptureFixt
         assert done(push(client, 5, [0])).statuses == [Status.OK]
 
 
+def test_an_eviction_in_the_middle_of_a_push_stops_it() -> None:
+    """A worker is evicted while its push is being applied to the first shard: the other two never see it."""
+    gate = Gate()
+    with running(Host(policy=gate, apply_threads=1), 10, 11) as client:
+        torn = push(client, 0)
+        assert gate.entered.acquire(timeout=30)
+        evict = threading.Thread(target=client.host.install_members, args=(admitted(11),), name="evict")
+        evict.start()  # waits for the shard that is being applied
+        eventually(lambda: client.hello([1]).reply.fenced)
+        gate.open.set()
+        evict.join(30)
+        assert done(torn).reply.fenced
+        other = Client(client.host, client.map, 11)
+        assert done(push(other, 0)).statuses == [Status.OK] * 3
+        assert sorted(shard.pushes for shard in client.host.progress().shards) == [1, 1, 2]
+
+
 def test_close_answers_everything_and_ends_the_threads() -> None:
     """Held and parked requests get one refusing answer; no thread of the host is left."""
     with running(Host(apply_threads=2)) as client:

@@ -112,6 +112,13 @@ def test_groups_and_dtypes_never_share_a_shard() -> None:
     assert sorted({p.param for s in plan.shards for p in s.pieces}) == [0, 1, 2, 3, 4]
 
 
+def test_streams_are_cut_end_to_end() -> None:
+    """Two groups of 1.5 KiB in shards of 1 KiB: the second is cut at 2 KiB of both, so its first shard is short."""
+    params = tuple(ParamSpec(name=f"p{i}", shape=(384,), dtype="float32", group=i) for i in range(2))
+    plan = make_plan(ModelSignature(params=params, optimizer="SGD"), shard_bytes=1024)
+    assert [(shard.group, shard.nbytes) for shard in plan.shards] == [(0, 1024), (0, 512), (1, 512), (1, 1024)]
+
+
 def test_empty_parameters_take_no_room() -> None:
     """A parameter without elements has no piece; a model of nothing else has no shard."""
     plan = make_plan(signature((0, 3), (4,)), shard_bytes=64)
