@@ -146,7 +146,7 @@ class Tables:
         self._topics.update(dict.fromkeys(Topic))
         requeued = self.data.requeue(member.incarnation)
         self._leases.pop(member.incarnation, None)
-        logger.info("%s %s: %s; %d samples requeued", member, state.value, reason, requeued)
+        logger.info("%s %s: %s%s", member, state.value, reason, f"; {requeued} samples requeued" if requeued else "")
         if self.model.initialiser == member.incarnation:
             self.model.appoint(None)
         if member.role is Role.WORKER:
