@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -93,7 +94,7 @@ def print_plan(layout: Layout) -> None:
         f"{size(plan.shard_bytes)}; fullest server / mean = {layout.imbalance:.3f}",
         soft_wrap=True,
     )
-    table = Table("server", "shards", "bytes", "share")
+    table = Table("server", "shards", "bytes", "share", box=SIMPLE_HEAD, pad_edge=False)
     for number, nbytes in enumerate(layout.server_bytes):
         share = nbytes / plan.nbytes if plan.nbytes else 0.0
         table.add_row(str(number), str(layout.placement.count(number)), size(nbytes), f"{share:.1%}")
@@ -168,20 +169,26 @@ def _progress_line(progress: pb.Progress) -> str:
     of = f" of {progress.samples_expected}" if progress.samples_expected else ""
     return (
         f"{progress.samples}{of} samples · {progress.samples_per_s:.0f}/s · "
-        f"epoch {progress.epoch} of {progress.epochs} · {progress.pushes} pushes · staleness mean {stale['mean']:.2f}, max {stale['max']}"
+        f"epoch {progress.epoch} of {progress.epochs} · {progress.pushes} pushes · "
+        f"staleness mean {stale['mean']:.2f}, max {stale['max']}"
     )
 
 
 def _members_table(reply: pb.StatusReply) -> Table:
-    table = Table("role", "name", "incarnation", "pid", "host", "address", "state", "heartbeat", "steps", "samples")
+    table = Table(
+        *("role", "name", "id", "state", "heard", "steps", "samples", "pid", "host"), box=SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("address", overflow="fold")
     for member in (_member(member) for member in reply.members):
-        cells = [str(member[key]) for key in ("role", "name", "incarnation", "pid", "host", "address", "state")]
-        table.add_row(*cells, f"{member['heartbeat_age_s']} s", str(member["steps"]), str(member["samples"]))
+        heard = f"{member['heartbeat_age_s']:.1f} s"
+        keys = ("role", "name", "incarnation", "state", "steps", "samples", "pid", "host", "address")
+        cells = [str(member[key]) for key in keys]
+        table.add_row(*cells[:4], heard, *cells[4:])
     return table
 
 
 def _shards_table(reply: pb.StatusReply) -> Table:
-    table = Table("shard", "bytes", "dtype", "version", "holder")
+    table = Table("shard", "bytes", "dtype", "version", "holder", box=SIMPLE_HEAD, pad_edge=False)
     for shard in reply.shards:
         table.add_row(str(shard.shard), size(shard.bytes), shard.dtype, f"{shard.epoch}.{shard.version}", shard.holder)
     return table

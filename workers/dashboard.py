@@ -11,9 +11,11 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
+from ps.v1 import types_pb2
 from ps.v1.coordinator_pb2 import StatusReply
 
 PLAIN_EVERY_S = 5.0
@@ -21,7 +23,12 @@ PLAIN_EVERY_S = 5.0
 
 COLOURS = {"coordinator": "magenta", "server": "cyan", "worker": "green", "export": "yellow"}
 
-_STATES = {0: "starting", 1: "waiting", 2: "running", 3: "finished", 4: "failed", 5: "interrupted"}
+_STATES = {
+    types_pb2.JOB_STATE_WAITING: "waiting",
+    types_pb2.JOB_STATE_FINISHED: "finished",
+    types_pb2.JOB_STATE_FAILED: "failed",
+    types_pb2.JOB_STATE_INTERRUPTED: "interrupted",
+}
 
 
 class Dashboard(Protocol):
@@ -66,24 +73,19 @@ def summary_line(status: StatusReply | None) -> str:
     if status is None:
         return "starting"
     progress = status.progress
-    parts = [_STATES.get(status.state, "?")]
+    parts = [] if status.state == types_pb2.JOB_STATE_RUNNING else [_STATES.get(status.state, "?")]
+    rate = f" {progress.samples_per_s_recent or progress.samples_per_s:.0f}/s" if progress.pushes else ""
     if progress.samples_expected:
-        parts.append(f"{progress.samples}/{progress.samples_expected} samples")
-        parts.append(f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}")
-    if progress.pushes:
-        parts += _rates(status)
-    parts.append(f"{progress.workers_live} worker{'s' * (progress.workers_live != 1)}")
-    return " · ".join(parts)
-
-
-def _rates(status: StatusReply) -> list[str]:
-    progress = status.progress
-    parts = [f"{progress.samples_per_s_recent or progress.samples_per_s:.0f}/s"]
+        parts.append(f"{progress.samples}/{progress.samples_expected} samples{rate}")
     if "loss" in progress.reported:
-        parts.append(f"loss {progress.reported['loss']:.4f}")
-    mean, top = staleness(dict(progress.staleness))
-    parts.append(f"staleness {mean:.1f} (max {top})")
-    return parts
+        parts.append(f"loss {progress.reported['loss']:.3f}")
+    parts.append(f"{progress.workers_live} worker{'s' * (progress.workers_live != 1)}")
+    if progress.pushes:
+        mean, top = staleness(dict(progress.staleness))
+        parts.append(f"staleness {mean:.1f} (max {top})")
+    if progress.samples_expected:
+        parts.append(f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}")
+    return " · ".join(parts)
 
 
 class PlainDashboard:
@@ -122,7 +124,7 @@ class _Summary(ProgressColumn):
     """The text beside the bar."""
 
     def render(self, task: Task) -> Text:
-        return Text(str(task.fields.get("text", "")), style="cyan")
+        return Text(str(task.fields.get("text", "")), style="cyan", no_wrap=True, overflow="ellipsis")
 
 
 class LiveDashboard:
@@ -131,13 +133,13 @@ class LiveDashboard:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("[bold]{task.percentage:>3.0f}%"),
-            BarColumn(bar_width=24),
-            _Summary(),
+            BarColumn(bar_width=8),
+            _Summary(Column(no_wrap=True, overflow="ellipsis", ratio=1)),
             TimeElapsedColumn(),
             console=console,
             refresh_per_second=4,
             transient=True,
+            expand=True,
         )
         self._task = self._progress.add_task("job", total=None, text="starting")
 

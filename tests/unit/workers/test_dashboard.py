@@ -25,7 +25,7 @@ def status() -> pb.StatusReply:
 def test_summary_line() -> None:
     """Samples, epoch, rate, loss, staleness and workers are all on the line."""
     assert dashboard.summary_line(status()) == (
-        "running · 500/1000 samples · epoch 2/4 · 100/s · loss 0.2500 · staleness 0.8 (max 1) · 2 workers"
+        "500/1000 samples 100/s · loss 0.250 · 2 workers · staleness 0.8 (max 1) · epoch 2/4"
     )
     assert dashboard.summary_line(None) == "starting"
 
