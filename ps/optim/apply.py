@@ -93,14 +93,13 @@ class ShardOptimizer:
         """
         if not any(present):
             return
-        with torch.no_grad():
-            if hyper != self._hyper:
-                self._use_hyper(hyper)
-            if present != self._present:
-                self._regroup(present)
-            self._take_step(grads)
-            if self._unsettled:
-                self._settle()
+        if hyper != self._hyper:
+            self._use_hyper(hyper)
+        if present != self._present:
+            self._regroup(present)
+        self._take_step(grads)
+        if self._unsettled:
+            self._settle()
 
     def state_of(self, piece: int) -> PieceState:
         """State of one piece but for its elements; for checks and status."""
@@ -240,5 +239,8 @@ def _accepted(name: str) -> frozenset[str]:
 
 
 def _raw_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:
-    """`kind.step` without the profiler and grad-mode wrappers, which cost more than a small shard's arithmetic."""
+    """`kind.step` without the profiler and grad-mode wrappers, which cost more than a small shard's arithmetic.
+
+    Neither weights nor gradients require grad here, so autograd records nothing in any mode.
+    """
     return cast("Callable[[torch.optim.Optimizer], object]", inspect.unwrap(kind.step))

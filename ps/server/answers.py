@@ -27,6 +27,9 @@ from ps.types import Incarnation, ShardId, Version
 _MOST_UNSENT = 1024
 """Replies that wait for a buffer; more are told to ask again."""
 
+_MOST_WAITING = 65536
+"""Answers that wait; past it requests are busy. A worker has a few messages under way."""
+
 _EVICTED = Reply(refused="this incarnation is not admitted: it was evicted, or never joined", fenced=True)
 
 _CLOSING = Reply(refused="this server is shutting down")
@@ -91,7 +94,7 @@ class Answers:
             if known is not None:
                 self._waiters.add(self._clock.now(), known, answer)
                 return Accepted.ATTACHED
-            if size and self._queued_bytes and self._queued_bytes + size > self._queue_bytes and not must:
+            if self._full(size) and not must:
                 return Accepted.BUSY
             if key is not None:
                 self._pushes[key] = work
@@ -101,17 +104,24 @@ class Answers:
             self._waiters.add(self._clock.now(), work, answer)
         return Accepted.YES
 
-    def park(self, work: Work, answer: Answer) -> None:
+    def park(self, work: Work, answer: Answer) -> Accepted:
         """Keep a request that can't be taken yet; `take_parked` gives it back."""
+        size = work.payload.numel() if work.payload is not None else 0
         with self._lock:
+            if self._full(size):
+                return Accepted.BUSY
             work.parked = True
+            work.queued_bytes = size
+            self._queued_bytes += size
             self._unready.append(work)
             self._waiters.add(self._clock.now(), work, answer)
+        return Accepted.YES
 
     def take_parked(self) -> list[tuple[Work, list[Answer]]]:
         """All parked requests whose time is not up, out of the tables, with their answers."""
         with self._lock:
             parked, self._unready = self._unready, []
+            self._queued_bytes -= sum(work.queued_bytes for work in parked)
             return [(work, self._take(work)) for work in parked if work.answers]
 
     # ---- out ----
@@ -166,7 +176,8 @@ class Answers:
             self._send_later()
         with self._lock:
             late = self._waiters.expired(self._clock.now())
-            self._unready = [work for work in self._unready if work.answers]
+            if late and self._unready:
+                self._drop([work for work in self._unready if not work.answers], _EVICTED)
             given = [_Given([answer], _reply(work, None, pending=True)) for work, answer in late]
             deadline = self._waiters.next_deadline()
         _give(given)
@@ -188,6 +199,11 @@ class Answers:
             return self._queued_bytes
 
     # ---- pieces of the above; those that say `self._lock` are called with it held ----
+
+    def _full(self, size: int) -> bool:
+        # self._lock
+        too_many_bytes = size > 0 and self._queued_bytes > 0 and self._queued_bytes + size > self._queue_bytes
+        return too_many_bytes or len(self._waiters) >= _MOST_WAITING
 
     def _take(self, work: Work) -> list[Answer]:
         # self._lock

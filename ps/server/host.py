@@ -109,6 +109,7 @@ class Host:
                 for incarnation in gone:
                     slot.forget(incarnation)
         self._answers.evict(frozenset(gone))
+        log.info("incarnations no longer admitted: %s", ", ".join(map(str, gone)))
 
     def install_map(self, shard_map: ShardMap, me: Incarnation) -> None:
         """Hold what the map gives to `me`, with the initial weights of whom it names; an older map is ignored.
@@ -135,6 +136,14 @@ class Host:
         for shard, slot in (old.slots if old is not None else {}).items():
             if shard not in slots:
                 self._let_go(slot)
+        log.info(
+            "shard map %d: %d of %d shards are here, %d bytes; initial weights are %s",
+            shard_map.epoch,
+            len(slots),
+            len(plan.shards),
+            sum(plan.shards[shard].nbytes for shard in slots),
+            "not chosen yet" if shard_map.initialised_by is None else f"those of {shard_map.initialised_by}",
+        )
         for work, answers in self._answers.take_parked():
             for answer in answers:
                 self._admit(work.request, work.payload, answer)
@@ -182,8 +191,7 @@ class Host:
         installed = self._installed
         data = no_payload() if payload is None else payload
         if installed is None or request.caller.map_epoch > installed.shard_map.epoch:
-            self._park(request, data, answer)
-            return None
+            return self._park(request, data, answer)
         layout = installed.layouts.get(shard_ids(request))
         if isinstance(layout, str):
             return Reply(refused=layout)
@@ -196,11 +204,12 @@ class Host:
             return self._initialise(request, data, layout, answer)
         return self._push(request, data, layout, installed.optimizer, answer)
 
-    def _park(self, request: Request, payload: Tensor, answer: Answer) -> None:
+    def _park(self, request: Request, payload: Tensor, answer: Answer) -> Reply | None:
         """It needs a newer map than ours, or initial weights: keep it until they come."""
         ids = shard_ids(request)
         nothing = MessageLayout(ids, (None,) * len(ids), (0,) * len(ids), 0)
-        self._answers.park(Work(request, payload, nothing), answer)
+        accepted = self._answers.park(Work(request, payload, nothing), answer)
+        return _busy(nothing, request) if accepted is Accepted.BUSY else None
 
     def _pull(self, request: Pull, payload: Tensor, layout: MessageLayout, answer: Answer) -> Reply | None:
         held = layout.held([(shard, epoch) for shard, epoch, _ in request.shards])
@@ -208,8 +217,7 @@ class Host:
             slot.shard.version if slot is not None and slot.shard.initialised else None for slot in layout.slots
         ]
         if any(here and version is None for here, version in zip(held, versions, strict=True)):
-            self._park(request, payload, answer)
-            return None
+            return self._park(request, payload, answer)
         statuses = [
             Status.MOVED if not here else Status.UNCHANGED if base == version else Status.OK
             for here, version, (_, _, base) in zip(held, versions, request.shards, strict=True)
@@ -218,9 +226,7 @@ class Host:
             return standing(layout, statuses, request.caller.incarnation)
         work = Work(request, None, layout)
         work.statuses[:] = [Status.MOVED if not here else Status.OK for here in held]
-        self._answers.accept(work, answer)
-        self._threads.put(work)
-        return None
+        return self._take_in(work, answer)
 
     def _initialise(self, request: Init, payload: Tensor, layout: MessageLayout, answer: Answer) -> Reply | None:
         if reason := check_payload(payload, layout):
@@ -247,7 +253,7 @@ class Host:
         must = any(slot.order.holds(work.incarnation) for slot in work.layout.slots if slot is not None)
         accepted = self._answers.accept(work, answer, must=must)
         if accepted is Accepted.BUSY:
-            return standing(work.layout, [Status.BUSY] * len(work.layout.ids), work.incarnation)
+            return _busy(work.layout, work.request)
         if accepted is Accepted.YES:
             self._threads.put(work)
         return None
@@ -332,6 +338,10 @@ class Host:
             self._ticker.close(_CLOSE_S)
         self._answers.close()
         self._pool.clear()
+
+
+def _busy(layout: MessageLayout, request: Request) -> Reply:
+    return standing(layout, [Status.BUSY] * len(layout.ids), request.caller.incarnation)
 
 
 def _epochs(request: Push) -> list[tuple[ShardId, int]]:

@@ -24,6 +24,10 @@ class Waiters:
     """(deadline, work), ascending; one entry per answer. It holds no answer itself: an answer that has been given
     may hold a payload, and so a buffer. Entries go when their deadline comes, or when they are first and done."""
 
+    def __len__(self) -> int:
+        """Entries: answers that wait, and some that have been given."""
+        return len(self._queue)
+
     def add(self, now: float, work: Work, answer: Answer) -> None:
         """`answer` waits for `work` from now on."""
         self._prune()

@@ -28,6 +28,7 @@ class DenseShard:
         self.spec = spec
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
         """On the wire."""
+        self._has_master = self.dtype in _MASTER_DTYPES
         self.version = Version(epoch, 0)
         self.pushes = 0
         """Pushes applied, over all epochs."""
@@ -84,7 +85,10 @@ class DenseShard:
         """Apply one push: an optimizer step on the pieces present, and a new version. None = no gradient at all."""
         assert self._optimizer is not None, f"shard {self.spec.id} has no weights"
         if region is not None:
-            self._optimizer.apply(region.view(self.dtype).to(self._weights.dtype), present, hyper)
+            grads = region.view(self.dtype)
+            if self._has_master:
+                grads = grads.to(self._weights.dtype)
+            self._optimizer.apply(grads, present, hyper)
         counter = self.version.counter + 1
         self.version = Version(self.version.epoch, counter)
         self.pushes += 1

@@ -324,6 +324,19 @@ def test_a_newer_map_than_ours_is_waited_for() -> None:
     assert again.statuses == [OK] * 3
 
 
+def test_parked_payloads_count_against_the_bound() -> None:
+    """Pushes that wait for a map fill the same bound as others; when their time is up there is room again."""
+    clock = FakeClock()
+    host, client = started(host=Host(clock=clock, queue_bytes=2000))
+    ahead = Client(host, shard_map(client.map.signature, epoch=9), 10)
+    parked = ahead.push(0, shards=[0])
+    assert parked.waiting
+    assert ahead.push(0, shards=[1]).statuses == [BUSY]
+    clock.advance(2.1)
+    assert client.push(0, shards=[1]).statuses == [OK]
+    assert parked.statuses == [BUSY]
+
+
 def test_requests_before_any_map_wait() -> None:
     """A host that has no map yet parks what comes."""
     host = Host()
