@@ -6,10 +6,10 @@ TIER ?= not slow
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all fmt lint types proto bench clean
+.PHONY: help setup run test test-all fmt lint types proto bench bench-quick clean
 
 help: ## List the tasks
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Build .venv (with psctl in it) from requirements.lock
 
@@ -45,11 +45,11 @@ types: setup ## mypy, strict
 proto: setup ## Generate ps/v1 from proto/
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/ps/v1/*.proto
 
-bench: setup ## Run every benchmark, one after the other
-	@set -e; for script in benchmarks/*.py; do \
-		if [ -e "$$script" ]; then echo "== $$script"; $(BIN)/python "$$script" $(ARGS); \
-		else echo "benchmarks/ holds no benchmark yet; see benchmarks/README.md for what it will hold"; fi; \
-	done
+bench: setup ## Every benchmark, ratios against baselines (shaped links need root)
+	@$(BIN)/python benchmarks/run_all.py $(ARGS)
+
+bench-quick: setup ## The same, a few minutes, loopback only
+	@$(BIN)/python benchmarks/run_all.py --quick $(ARGS)
 
 clean: ## Remove .venv, caches and run folders
 	rm -rf .venv runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

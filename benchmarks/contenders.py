@@ -83,12 +83,12 @@ class Group:
         for actor in self.actors:
             actor.answer(self._timeout_s)
 
-    def run(self, steps: int) -> Sample:
-        """See `Contender.run`."""
+    def run(self, steps: int, **command: object) -> Sample:
+        """See `Contender.run`. `command`: more for the actors."""
         before = self._reading()
         began = time.perf_counter()
         for actor in self.actors:
-            actor.tell(run=steps)
+            actor.tell(run=steps, **command)
         seconds = [_number(actor.answer(self._timeout_s), "seconds") for actor in self.actors]
         wall_s = time.perf_counter() - began
         used = _Reading(*(now - then for now, then in zip(self._reading(), before, strict=True)))
@@ -152,8 +152,19 @@ class Shape:
         return replace(self, transports=SAME_HOST[0], channels=SAME_HOST[1])
 
 
-def ours(children: Children, link: Link, model: Model, shape: Shape, name: str = OURS, *extra: object) -> Group:
-    """A real job: coordinator and servers as `psctl` starts them, workers that only step. `extra`: worker arguments."""
+def ours(children: Children, link: Link, model: Model, shape: Shape, name: str = OURS) -> Group:
+    """A real job whose workers only step."""
+    flags = [
+        *model.flags, "--message-bytes", shape.message_bytes, "--calls-in-flight", shape.calls_in_flight,
+        "--rpc-threads", shape.rpc_threads,
+    ]  # fmt: skip
+    return job(children, link, shape, model.nbytes, name, "worker", flags)
+
+
+def job(
+    children: Children, link: Link, shape: Shape, nbytes: int, name: str, driver: str, flags: Sequence[object]
+) -> Group:
+    """Coordinator and servers as `psctl` starts them, and workers that run a driver."""
     number = len(list(children.folder.glob("*.address")))
     address_file = children.folder / f"{number}.address"
     address_file.touch()
@@ -164,19 +175,15 @@ def ours(children: Children, link: Link, model: Model, shape: Shape, name: str =
         prefix=link.far.prefix,
     )  # fmt: skip
     address = _await_text(address_file, coordinator)
+    threads = (f"--rpc-threads={shape.rpc_threads}", f"--apply-threads={shape.apply_threads}")
     servers = [
-        children.python(
-            "-m", "ps", "server", f"--coordinator={address}", f"--rpc-threads={shape.rpc_threads}",
-            f"--apply-threads={shape.apply_threads}", prefix=link.far.prefix,
-        )
+        children.python("-m", "ps", "server", f"--coordinator={address}", *threads, prefix=link.far.prefix)
         for _ in range(shape.servers)
-    ]  # fmt: skip
-    flags = [
-        "--coordinator", address, *model.flags, "--message-bytes", shape.message_bytes,
-        "--calls-in-flight", shape.calls_in_flight, "--rpc-threads", shape.rpc_threads,
-    ]  # fmt: skip
-    workers = [children.driver("worker", *flags, *extra, prefix=link.near.prefix) for _ in range(shape.workers)]
-    return Group(name, link, model.nbytes, workers, servers=servers, others=[coordinator], workers=shape.workers)
+    ]
+    workers = [
+        children.driver(driver, "--coordinator", address, *flags, prefix=link.near.prefix) for _ in range(shape.workers)
+    ]
+    return Group(name, link, nbytes, workers, servers=servers, others=[coordinator], workers=shape.workers)
 
 
 def torch_rpc(children: Children, link: Link, model: Model, mode: str, name: str, on: tuple[str, str] = TCP) -> Group:

@@ -240,7 +240,8 @@ class Report:
         lines = [f"## {self.title}", "", *_table(self.columns, self.rows)]
         if self.ratios:
             shown = [
-                (name, str(self.spreads.get(name, "not measured")), self.targets.get(name, "")) for name in self.ratios
+                (name, str(self.spreads.get(name, value)), self.targets.get(name, ""))
+                for name, value in self.ratios.items()
             ]
             lines += ["", *_table(("ratio", "median (least – most)", "target"), shown)]
         lines += ["", *(f"- {note}" for note in self.notes), f"- {self._where()}", ""]

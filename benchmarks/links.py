@@ -13,12 +13,12 @@ import subprocess
 from dataclasses import dataclass
 from types import TracebackType
 
-LINKS = ("loopback", "100mbit", "1gbit", "10gbit")
+LINKS = ("loopback", "100mbit", "200mbit", "1gbit", "10gbit")
 
-_RATES = {"100mbit": 100e6 / 8, "1gbit": 1e9 / 8, "10gbit": 10e9 / 8}
+_RATES = {"100mbit": 100e6 / 8, "200mbit": 200e6 / 8, "1gbit": 1e9 / 8, "10gbit": 10e9 / 8}
 """Bytes per second on the wire, one direction."""
 
-_BURSTS = {"100mbit": "64k", "1gbit": "256k", "10gbit": "1500k"}
+_BURSTS = {"100mbit": "64k", "200mbit": "64k", "1gbit": "256k", "10gbit": "1500k"}
 """What goes out unshaped at once: as little as the kernel's timers allow at that rate."""
 
 _PAYLOAD_SHARE = 1448 / 1514
