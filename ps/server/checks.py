@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ps.errors import UnsupportedError
+from ps.finite import all_finite
 from ps.optim.apply import check_values
 from ps.optim.spec import ServedOptimizer, check_hyper
 from ps.rpc.wire import Push, ShardPush
-from ps.server.slots import MessageLayout, Slot
-from ps.sharding.spec import NO_GROUP
+from ps.server.slots import MessageLayout, Slot, Work
+from ps.sharding.spec import NO_GROUP, ModelSignature
 from ps.types import Hyper
 
 MAX_SEQUENCE = 1 << 62
@@ -66,3 +67,34 @@ def check_groups(groups: tuple[Hyper, ...], optimizer: ServedOptimizer) -> str:
     except UnsupportedError as error:
         return f"group {where}: {error}"
     return ""
+
+
+def check_finite(work: Work, signature: ModelSignature) -> str:
+    """No gradient that a push brings holds inf or NaN: it would spoil the weights, for everybody and for good.
+
+    A safety net, since workers look before they send: 0.1 ms per 8 MB. Call where time may be spent.
+    """
+    request, payload = work.request, work.payload  # an eviction may take the payload away at any time
+    if not isinstance(request, Push) or payload is None or not payload.numel():
+        return ""
+    regions = work.layout.regions(payload)
+    for part, slot, region in zip(request.shards, work.layout.slots, regions, strict=True):
+        if slot is None or region is None or not any(part.present):
+            continue
+        grads = region.view(slot.shard.dtype)
+        if not all_finite(grads) and (index := _first_not_finite(grads, part, slot)) is not None:
+            name = signature.params[index].name
+            return (
+                f"the gradient of {name} in push {request.sequence} of incarnation {work.incarnation} holds inf or "
+                "NaN; none of this message was applied"
+            )
+    return ""
+
+
+def _first_not_finite(grads: Tensor, part: ShardPush, slot: Slot) -> int | None:
+    """The parameter whose gradient is at fault; None if it is only padding, or a piece that is not present."""
+    for index, piece in enumerate(slot.shard.spec.pieces):
+        present = part.present[index >> 3] >> (index & 7) & 1
+        if present and not all_finite(grads[piece.offset : piece.offset + piece.numel]):
+            return piece.param
+    return None

@@ -24,7 +24,7 @@ from ps.rpc.wire import Hello, Init, Pull, Push, Reply, Request, Status
 from ps.secrets import matches
 from ps.server.answers import Accepted, Answers, no_payload, standing
 from ps.server.apply import Applier, Coded, publish
-from ps.server.checks import check_groups, check_payload, check_push
+from ps.server.checks import check_finite, check_groups, check_payload, check_push
 from ps.server.slots import Layouts, MessageLayout, Slot, Work, shard_ids
 from ps.server.threads import ApplyThreads, Ticker
 from ps.sharding.partition import make_plan
@@ -283,6 +283,10 @@ class Host:
             outcome = self._applier.initial(work, installed.shard_map.initialised_by)
             self._answers.decided(work, outcome.own + 1)
             return
+        if reason := self._poison(work):
+            log.error("%s", reason)
+            self._answers.refuse(work, Reply(refused=reason))
+            return
         snapshot = self._pool.take(work.layout.form()) if work.answers else None
         coded = Coded.empty(snapshot) if snapshot is not None else None
         outcome = self._applier.push(work, coded)
@@ -291,6 +295,11 @@ class Host:
         for other, shards in outcome.others.items():
             self._answers.decided(other, shards)
         self._answers.decided(work, outcome.own + 1, coded)
+
+    def _poison(self, work: Work) -> str:
+        installed = self._installed
+        assert installed is not None
+        return check_finite(work, installed.shard_map.signature)
 
     def _wake(self) -> None:
         if self._ticker is not None:

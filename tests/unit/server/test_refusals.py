@@ -131,3 +131,28 @@ def test_reasons_are_plain_text() -> None:
         assert reason.isascii()
         assert "\\" not in reason
         assert "\n" not in reason
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_gradients_that_are_not_finite(bad: float) -> None:
+    """A NaN that its worker did not notice is refused with the parameter's name, and applied nowhere."""
+    _, client = started()
+    request, payload = good(client)
+    last = client.plan.shards[-1].pieces[-1]
+    payload.view(torch.float32)[-client.plan.shards[-1].numel + last.offset] = bad
+    answer = client.submit(request, payload)
+    assert answer.reply.refused.startswith("the gradient of p1 in push 0 of incarnation 10 holds inf or NaN")
+    assert not answer.reply.fenced
+    check_untouched(client)
+    assert client.push(0).statuses  # the same number, with good values
+
+
+def test_padding_may_hold_anything() -> None:
+    """Only gradients that would be applied count: what lies between them need not be finite."""
+    _, client = started(300, 5)
+    request, payload = good(client)
+    spec = client.plan.shards[-1]
+    gap = spec.pieces[-1].offset + spec.pieces[-1].numel
+    assert gap < spec.numel
+    payload.view(torch.float32)[-spec.numel + gap :] = float("nan")
+    assert client.submit(request, payload).statuses
