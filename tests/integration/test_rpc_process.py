@@ -62,6 +62,17 @@ def test_close_ends_everything(address: str) -> None:
     assert (code, err) == (0, "")
 
 
+def test_close_does_not_wait_for_a_frozen_server() -> None:
+    """A large push on its way to a stopped server ends as lost, and `close` returns within its bound."""
+    with Child("-m", "tests.support.echo_server", "121") as server:
+        address = server.line()
+        with Child("-m", "tests.support.rpc_scenarios", "close_on_frozen", "121", address) as child:
+            assert child.line() == "connected"
+            server.signal(signal.SIGSTOP)
+            code, out, err = child.finish()
+    assert (code, out, err) == (0, "lost, wedged False\n", "")
+
+
 def test_loopback_is_not_advertised_to_others() -> None:
     """When RPC can only listen on loopback, a host that is to be reached elsewhere is told what to pass."""
     with Child("-m", "tests.support.rpc_scenarios", "loopback_only") as child:

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from ps.errors import AddressError, ConfigError, ForkedProcess
+import torch
+
+from ps.errors import AddressError, ConfigError, ForkedProcess, PeerLost
 from ps.rpc.agent import RpcTransport, open_rpc
 from ps.types import Incarnation
 from tests.support import echo
@@ -86,6 +88,19 @@ def close_in_flight(transport: RpcTransport, server: Incarnation) -> None:
     say(f"wedged {transport.wedged}")
 
 
+def close_on_frozen(transport: RpcTransport, server: Incarnation) -> None:
+    """Close while a large push is stuck on its way to a server that is frozen by now."""
+    say("connected")
+    sys.stdin.readline()
+    payload = torch.zeros(64 << 20, dtype=torch.uint8)
+    ticket = transport.submit(server, echo.push(echo.ECHO), payload, timeout_s=60)
+    transport.close()
+    try:
+        ticket.result(within())
+    except PeerLost:
+        say(f"lost, wedged {transport.wedged}")
+
+
 def fork(transport: RpcTransport, server: Incarnation) -> None:
     """Use the transport in forked children, plain and by multiprocessing; the parent is unaffected."""
     ticket = transport.submit(server, echo.push(echo.PARK), None, timeout_s=60)
@@ -132,7 +147,10 @@ def loopback_only() -> None:
         say(str(error))
 
 
-SCENARIOS = {f.__name__: f for f in (park, pull_large, wait_for_signal, raise_error, just_end, close_in_flight, fork)}
+SCENARIOS = {
+    f.__name__: f
+    for f in (park, pull_large, wait_for_signal, raise_error, just_end, close_in_flight, close_on_frozen, fork)
+}
 
 
 def main() -> None:
