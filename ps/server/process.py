@@ -15,6 +15,7 @@ from ps.config import ServerConfig
 from ps.control.api import Admitted, Joined, ServerProgress, ShardMap
 from ps.control.client import GrpcControl
 from ps.errors import CoordinatorLost, PsError
+from ps.optim.apply import warm_up
 from ps.rpc.agent import RpcTransport, open_rpc
 from ps.server.host import Host
 from ps.types import Incarnation, JobState, LeaveReason, Role
@@ -111,6 +112,7 @@ def run_server(config: ServerConfig) -> int:
     member_of = config.member
     ip = net.own_address(member_of.coordinator.host, advertise=member_of.advertise, interface=member_of.interface)
     control = GrpcControl(config.member.coordinator, clock=clock)
+    warm_up()  # before the join: a member that is silent for too long is evicted
     try:
         joined = control.join(role=Role.SERVER, name=config.member.name, timeout_s=config.member.join_timeout_s)
         logs.identify(f"{joined.name}#{joined.incarnation}")
