@@ -12,9 +12,12 @@ Incarnation = NewType("Incarnation", int)
 ShardId = NewType("ShardId", int)
 """Index of a shard in its plan, from 0."""
 
-HyperValue: TypeAlias = "float | int | bool | str | tuple[float, ...] | None"
+HyperValue: TypeAlias = "float | int | bool | str | tuple[float | None, ...] | None"
 Hyper: TypeAlias = "tuple[tuple[str, HyperValue], ...]"
 """Hyper-parameters of one param group: (key, value) pairs in the order of the class's `defaults`."""
+
+DENSE = -1
+"""Number of rows in a gradient that doesn't travel as rows but holds all elements."""
 
 MAX_INCARNATION = 16383
 """RPC ids are int16; the upper half is kept for a caller's local aliases of servers."""

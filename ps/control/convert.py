@@ -169,7 +169,10 @@ def joined_from_proto(reply: pb.JoinReply) -> Joined:
 
 def signature_to_proto(signature: ModelSignature) -> types.ModelSignature:
     """A model's signature."""
-    params = [types.ParamSpec(name=p.name, shape=p.shape, dtype=p.dtype, group=p.group) for p in signature.params]
+    params = [
+        types.ParamSpec(name=p.name, shape=p.shape, dtype=p.dtype, group=p.group, sparse=p.sparse)
+        for p in signature.params
+    ]
     return types.ModelSignature(params=params, optimizer=signature.optimizer, whole_tensors=signature.whole_tensors)
 
 
@@ -177,7 +180,10 @@ def signature_from_proto(signature: types.ModelSignature) -> ModelSignature:
     """A model's signature."""
     if any(size < 0 for param in signature.params for size in param.shape):
         raise WireError("a parameter has a negative size")
-    params = (ParamSpec(name=p.name, shape=tuple(p.shape), dtype=p.dtype, group=p.group) for p in signature.params)
+    params = (
+        ParamSpec(name=p.name, shape=tuple(p.shape), dtype=p.dtype, group=p.group, sparse=p.sparse)
+        for p in signature.params
+    )
     return ModelSignature(params=tuple(params), optimizer=signature.optimizer, whole_tensors=signature.whole_tensors)
 
 

@@ -119,4 +119,5 @@ def first_difference(job: ModelSignature, mine: ModelSignature) -> str:
 
 def _describe(param: ParamSpec) -> str:
     group = f"group {param.group}" if param.group >= 0 else "no group"
-    return f"{param.name!r} {list(param.shape)} {param.dtype} ({group})"
+    kind = "sparse, " if param.sparse else ""
+    return f"{param.name!r} {list(param.shape)} {param.dtype} ({kind}{group})"

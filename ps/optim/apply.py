@@ -114,7 +114,7 @@ class ShardOptimizer:
     def _use_hyper(self, hyper: Hyper) -> None:
         if self._optimizer is None:
             self._optimizer = self._make([self._weights[:0]], hyper)
-            self._step = _raw_step(self._class)
+            self._step = raw_step(self._class)
         group = cast(_Group, self._optimizer.param_groups[0])
         for key, value in hyper:
             group[key] = value
@@ -123,7 +123,7 @@ class ShardOptimizer:
         self._unsettled = True
 
     def _make(self, params: Sequence[Tensor], hyper: Hyper) -> torch.optim.Optimizer:
-        return _construct(self._class, params, hyper, self._kernel)
+        return construct(self._class, params, hyper, self._kernel)
 
     def _take_step(self, grads: Tensor) -> None:
         assert self._optimizer is not None
@@ -219,26 +219,27 @@ def check_values(optimizer: ServedOptimizer, hyper: Hyper) -> None:
     """Let the class check hyper-parameters, as it does when it is constructed. Raises `UnsupportedError`."""
     kind = cast("type[torch.optim.Optimizer]", getattr(torch.optim, optimizer.name))
     try:
-        _construct(kind, [torch.zeros(1)], hyper, {})
+        construct(kind, [torch.zeros(1, 1)], hyper, {})  # Muon takes matrices only
     except (ValueError, TypeError, RuntimeError) as error:
         raise UnsupportedError(f"{optimizer.name} refuses its hyper-parameters: {error}") from error
 
 
-def _construct(
+def construct(
     kind: type[torch.optim.Optimizer], params: Sequence[Tensor], hyper: Hyper, kernel: dict[str, object]
 ) -> torch.optim.Optimizer:
-    accepted = _accepted(kind.__name__)
-    options: dict[str, object] = {key: value for key, value in hyper if key in accepted}
+    """The class over `params`, with those of the hyper-parameters that its constructor takes, and choices of kernel."""
+    known = accepted(kind.__name__)
+    options: dict[str, object] = {key: value for key, value in hyper if key in known}
     return cast(Callable[..., torch.optim.Optimizer], kind)(params, **options, **kernel)
 
 
 @cache
-def _accepted(name: str) -> frozenset[str]:
+def accepted(name: str) -> frozenset[str]:
     """Parameters of the class's constructor. AdamW's `defaults` hold a key that it doesn't take."""
     return frozenset(inspect.signature(getattr(torch.optim, name)).parameters)
 
 
-def _raw_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:
+def raw_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:
     """`kind.step` without the profiler and grad-mode wrappers, which cost more than a small shard's arithmetic.
 
     Neither weights nor gradients require grad here, so autograd records nothing in any mode.

@@ -1,7 +1,7 @@
 """Which `torch.optim` classes are served, and which of their hyper-parameters travel with a push. Imports no torch.
 
-The servers run the class itself, element by element over flat shards, so only classes whose update of one element
-depends on nothing but that element's gradient, weight, state and step count are served.
+The servers run the class itself. Most classes update an element from nothing but that element's gradient, weight,
+state and step count, so they run over flat shards, however these cut the tensors. Others need whole tensors.
 """
 
 from __future__ import annotations
@@ -27,13 +27,22 @@ class ServedOptimizer:
     """Whether the class has a fused kernel on the CPU."""
     whole_tensors: bool = False
     """Whether its pieces must never be split."""
+    dense: bool = True
+    """Whether it takes dense gradients."""
+    sparse: bool = False
+    """Whether it takes sparse gradients."""
+    complex: bool = True
+    """Whether it takes complex parameters."""
 
 
 _KERNEL_KEYS = ("foreach", "fused")
 """Choices of kernel: the servers make their own."""
 
 _FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "decoupled_weight_decay", "centered"})
-"""Keys whose value is True or False; all others are numbers or tuples of numbers."""
+"""Keys whose value is True or False; all others but `_TEXTS` are numbers or tuples of numbers and None."""
+
+_TEXTS = frozenset({"adjust_lr_fn"})
+"""Keys whose value is a string or None."""
 
 _REFUSED_FLAGS = {
     "differentiable": "gradients can't flow through a step that runs on the servers",
@@ -43,7 +52,10 @@ _REFUSED_FLAGS = {
 
 _TABLE = (
     ServedOptimizer(
-        name="SGD", keys=("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"), fused=True
+        name="SGD",
+        keys=("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+        fused=True,
+        sparse=True,
     ),
     ServedOptimizer(
         name="Adam",
@@ -59,6 +71,7 @@ _TABLE = (
         name="Adagrad",
         keys=("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "maximize"),
         fused=True,
+        sparse=True,
     ),
     ServedOptimizer(name="RMSprop", keys=("lr", "momentum", "alpha", "eps", "centered", "weight_decay", "maximize")),
     ServedOptimizer(name="Adadelta", keys=("lr", "rho", "eps", "weight_decay", "maximize")),
@@ -70,6 +83,21 @@ _TABLE = (
     ServedOptimizer(name="RAdam", keys=("lr", "betas", "eps", "weight_decay", "maximize", "decoupled_weight_decay")),
     ServedOptimizer(name="ASGD", keys=("lr", "lambd", "alpha", "t0", "weight_decay", "maximize")),
     ServedOptimizer(name="Rprop", keys=("lr", "etas", "step_sizes", "maximize")),
+    ServedOptimizer(
+        name="Adafactor",
+        keys=("lr", "beta2_decay", "eps", "d", "weight_decay", "maximize"),
+        whole_tensors=True,
+        complex=False,
+    ),
+    ServedOptimizer(
+        name="Muon",
+        keys=("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+        whole_tensors=True,
+        complex=False,
+    ),
+    ServedOptimizer(
+        name="SparseAdam", keys=("lr", "betas", "eps", "maximize"), dense=False, sparse=True, complex=False
+    ),
 )
 
 SERVED: Mapping[str, ServedOptimizer] = {served.name: served for served in _TABLE}
@@ -77,10 +105,8 @@ SERVED: Mapping[str, ServedOptimizer] = {served.name: served for served in _TABL
 
 _REASONS = {
     "LBFGS": "it calls the closure several times per step, which servers can't do",
-    "SparseAdam": "it takes sparse gradients only, which are not built yet; use Adam with dense gradients",
-    "Adafactor": "it needs whole tensors on the servers, which is not built yet; use AdamW",
-    "Muon": "it needs whole tensors on the servers, which is not built yet; use AdamW",
 }
+"""Classes of torch.optim that are not served, and why."""
 
 
 @runtime_checkable
@@ -96,7 +122,7 @@ def served(optimizer: str) -> ServedOptimizer:
     """The served optimizer with this class name. Raises `UnsupportedError` by name, with the reason."""
     found = SERVED.get(optimizer)
     if found is None:
-        reason = _REASONS.get(optimizer, "only element-wise classes of torch.optim are served")
+        reason = _REASONS.get(optimizer, "only classes of torch.optim are served")
         raise UnsupportedError(
             f"optimizer {optimizer} can't be run on the servers: {reason}. Served are: {', '.join(SERVED)}"
         )
@@ -127,14 +153,44 @@ def check_hyper(values: Hyper, optimizer: ServedOptimizer) -> None:
         _value(optimizer.name, key, value)
 
 
+def check_param(optimizer: ServedOptimizer, name: str, *, dtype: str, sparse: bool) -> None:
+    """Check that the class takes a parameter that is to be trained. Raises `UnsupportedError`, naming both."""
+    if dtype.startswith("complex") and not optimizer.complex:
+        raise UnsupportedError(f"{optimizer.name} does not support complex parameters, and {name!r} is {dtype}")
+    if sparse and not optimizer.sparse:
+        takers = ", ".join(other.name for other in SERVED.values() if other.sparse)
+        raise UnsupportedError(
+            f"{optimizer.name} does not support sparse gradients, and the embedding of {name!r} has sparse=True: leave "
+            f"that out, or use one of {takers}"
+        )
+    if not sparse and not optimizer.dense:
+        raise UnsupportedError(
+            f"{optimizer.name} does not support dense gradients, and {name!r} belongs to no nn.Embedding or "
+            "nn.EmbeddingBag with sparse=True: use another class, or leave the parameter out of the optimizer"
+        )
+
+
+def check_rows(optimizer: ServedOptimizer, name: str, values: Hyper) -> None:
+    """Check hyper-parameters of the group of a sparse parameter. Raises `UnsupportedError`, naming it."""
+    if dict(values).get("weight_decay"):
+        raise UnsupportedError(
+            f"{optimizer.name}: weight_decay is not compatible with sparse gradients, and the embedding of {name!r} "
+            "has sparse=True; put it into a param group with weight_decay=0"
+        )
+
+
 def _value(name: str, key: str, value: object) -> HyperValue:
     """The plain value of a number, flag or tuple of numbers."""
     if key in _FLAGS:
         if not isinstance(value, bool):
             raise UnsupportedError(f"{name}: {key} is {value!r}; expected True or False")
         return value
+    if key in _TEXTS:
+        if value is not None and not isinstance(value, str):
+            raise UnsupportedError(f"{name}: {key} is {value!r}; expected a string or None")
+        return value
     if isinstance(value, tuple | list):
-        return tuple(_number(name, key, item) for item in value)
+        return tuple(None if item is None else _number(name, key, item) for item in value)
     return _number(name, key, value)
 
 

@@ -1,7 +1,8 @@
 """Records of the data plane: requests and replies as plain tuples on the wire, checked field by field.
 
 A payload is one flat uint8 tensor owning its storage: the shards named in the request, whole, in that order, each
-`shard.nbytes` long (a multiple of 64), or empty. `from_wire` accepts exactly what `to_wire` makes and raises
+`shard.nbytes` long (a multiple of 64), or empty. Of a gradient that travels as rows it holds those rows only
+(`ps.sharding.layout`). `from_wire` accepts exactly what `to_wire` makes and raises
 `WireError` for all else, before anything touches state.
 """
 
@@ -13,7 +14,7 @@ from typing import TypeAlias
 
 from ps.errors import WireError
 from ps.secrets import SECRET_BYTES
-from ps.types import MAX_INCARNATION, Hyper, HyperValue, Incarnation, ShardId, Version
+from ps.types import DENSE, MAX_INCARNATION, Hyper, HyperValue, Incarnation, ShardId, Version
 
 WIRE_FORMAT = 1
 """First item of every record; another number is refused."""
@@ -88,6 +89,8 @@ class ShardPush:
     """Version of the weights on which the gradient was computed."""
     present: bytes
     """Bitmap over the shard's pieces, least significant bit first: 1 = has a gradient this step."""
+    rows: int = DENSE
+    """How many rows the gradient holds, for shards whose gradients travel as rows; 0 where it touches none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +160,7 @@ def to_wire(request: Request, secret: bytes | None = None) -> Wire:
     caller = request.caller
     head = (WIRE_FORMAT, caller.incarnation, caller.secret if secret is None else secret, caller.map_epoch)
     if isinstance(request, Push):
-        shards = tuple([(s.shard, s.shard_epoch, *s.base, s.present) for s in request.shards])
+        shards = tuple([(s.shard, s.shard_epoch, *s.base, s.present, s.rows) for s in request.shards])
         return (*head, _PUSH, request.sequence, request.samples, request.groups, shards, request.poll)
     if isinstance(request, Pull):
         bases = tuple([(shard, epoch, base and tuple(base)) for shard, epoch, base in request.shards])
@@ -228,12 +231,13 @@ def _push(caller: Caller, rest: list[object]) -> Push:
 
 
 def _push_row(row: object) -> ShardPush:
-    shard, shard_epoch, base_epoch, counter, present = _items(row, 5, "shard of a push")
+    shard, shard_epoch, base_epoch, counter, present, rows = _items(row, 6, "shard of a push")
     return ShardPush(
         shard=_shard(shard),
         shard_epoch=_int(shard_epoch, "shard epoch"),
         base=Version(_int(base_epoch, "base epoch"), _int(counter, "base counter")),
         present=_bytes(present, "present", MAX_BITMAP_BYTES),
+        rows=_int(rows, "rows", least=DENSE),
     )
 
 
@@ -279,7 +283,7 @@ def _hyper_pair(key: object, value: object) -> tuple[str, HyperValue]:
     if value is None or type(value) is bool or (type(value) is str and len(value) <= MAX_TEXT):
         return key, value
     if type(value) is tuple and len(value) <= 64:
-        return key, tuple([_number(item, key) for item in value])
+        return key, tuple([None if item is None else _number(item, key) for item in value])
     return key, _number(value, key)
 
 

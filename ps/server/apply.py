@@ -70,8 +70,7 @@ class Applier:
         request = work.request
         assert isinstance(request, Push)
         outcome = Outcome(work)
-        payload = work.payload
-        regions = work.layout.regions(payload) if payload is not None else (None,) * len(request.shards)
+        regions = work.regions()
         for index, part in enumerate(request.shards):
             slot = work.layout.slots[index]
             if slot is None or slot.epoch != part.shard_epoch:
@@ -121,10 +120,9 @@ class Applier:
         """Apply a push that was held back; everybody who waits for it has his answer."""
         waiting = slot.held.pop(key)
         first, index = waiting[0]
-        request, payload = first.request, first.payload
+        request = first.request
         assert isinstance(request, Push)
-        region = first.layout.regions(payload)[index] if payload is not None else None
-        self._apply(slot, first, request, request.shards[index], region)
+        self._apply(slot, first, request, request.shards[index], first.regions()[index])
         for work, at in waiting:
             work.failure = work.failure or first.failure
             work.statuses[at] = Status.OK
@@ -139,7 +137,8 @@ class Applier:
             shard.dropped += 1
             return
         try:
-            shard.apply(work.incarnation, region, part.present, request.groups[shard.spec.group], staleness)
+            hyper = request.groups[shard.spec.group]
+            shard.apply(work.incarnation, region, part.present, hyper, staleness, part.rows)
         except Exception as error:
             # The push counts as seen; how much of it was applied is unknown, so the worker must hear of it.
             log.exception("push %d of incarnation %d to shard %d failed", event.sequence, event.incarnation, part.shard)
@@ -149,8 +148,7 @@ class Applier:
         """Keep initial weights until the map names whose count; `chosen` is whom it names, None = nobody yet."""
         request = work.request
         assert isinstance(request, Init)
-        assert work.payload is not None
-        regions = work.layout.regions(work.payload)
+        regions = work.regions()
         for index, (_, epoch) in enumerate(request.shards):
             slot, region = work.layout.slots[index], regions[index]
             status = Status.MOVED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,35 +13,63 @@ from ps.optim.apply import check_values
 from ps.optim.spec import ServedOptimizer, check_hyper
 from ps.rpc.wire import Push, ShardPush
 from ps.server.slots import MessageLayout, Slot, Work
-from ps.sharding.spec import NO_GROUP, ModelSignature
-from ps.types import Hyper
+from ps.sharding.spec import NO_GROUP, ModelSignature, Shard
+from ps.store.dense import split_rows
+from ps.types import DENSE, Hyper
 
 MAX_SEQUENCE = 1 << 62
 """No worker pushes this often."""
 
 
-def check_payload(payload: Tensor, layout: MessageLayout) -> str:
-    """A payload holds the layout's shards, whole, as flat contiguous bytes."""
+def check_payload(payload: Tensor, layout: MessageLayout, nbytes: int | None = None) -> str:
+    """A payload holds the layout's shards, whole unless `nbytes` says otherwise, as flat contiguous bytes."""
+    expected = layout.nbytes if nbytes is None else nbytes
     if payload.dtype is not torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
         return f"payload is {payload.dtype} of {payload.dim()} dimensions, expected flat contiguous uint8"
-    if payload.numel() != layout.nbytes:
-        return f"payload has {payload.numel()} bytes, its {len(layout.ids)} shards take {layout.nbytes}"
+    if payload.numel() != expected:
+        return f"payload has {payload.numel()} bytes, its {len(layout.ids)} shards take {expected}"
     return ""
 
 
 def check_push(request: Push, payload: Tensor, layout: MessageLayout) -> str:
-    """A push's numbers, bitmaps, groups and payload fit the shards. Shards held elsewhere are not looked at."""
+    """A push's numbers, bitmaps, groups, rows and payload fit the shards. Of those held elsewhere only sizes count."""
     if not 0 <= request.sequence < MAX_SEQUENCE:
         return f"push number {request.sequence} is out of range"
-    for part, slot in zip(request.shards, layout.slots, strict=True):
+    for part, spec, slot in zip(request.shards, layout.specs, layout.slots, strict=True):
+        if reason := _check_rows(part, spec):
+            return f"shard {part.shard}: {reason}"
         if slot is not None and slot.epoch == part.shard_epoch and (reason := _check_part(request, part, slot)):
             return f"shard {part.shard}: {reason}"
     if request.poll:
         return "a poll carries no payload" if payload.numel() else ""
     if not payload.numel():
-        empty = all(not any(part.present) for part in request.shards)
+        empty = all(part.rows == 0 or not any(part.present) for part in request.shards)
         return "" if empty else "the payload is missing, but pieces are marked as present"
-    return check_payload(payload, layout)
+    sizes = layout.push_sizes(request)
+    return check_payload(payload, layout, sum(sizes)) or _check_ids(request, layout, layout.regions(payload, sizes))
+
+
+def _check_rows(part: ShardPush, spec: Shard) -> str:
+    """The number of rows is possible."""
+    if not spec.row_elems:
+        return "" if part.rows == DENSE else f"its gradients are dense, the push has {part.rows} rows of it"
+    most = len(spec.rows) if any(part.present) else 0
+    return "" if 0 <= part.rows <= most else f"the push has {part.rows} rows of it, expected 0 to {most}"
+
+
+def _check_ids(request: Push, layout: MessageLayout, regions: Sequence[Tensor | None]) -> str:
+    """Ids of rows are the shard's, ascending, none twice."""
+    for part, spec, region in zip(request.shards, layout.specs, regions, strict=True):
+        if part.rows <= 0 or region is None:
+            continue
+        ids, _ = split_rows(spec, region, part.rows)
+        if not bool((ids[1:] > ids[:-1]).all()):
+            return f"shard {part.shard}: row ids are not in ascending order, or one is there twice"
+        first, last = int(ids[0]), int(ids[-1])
+        if first < spec.rows.start or last >= spec.rows.stop:
+            held = f"{spec.rows.start} to {spec.rows.stop - 1}"
+            return f"shard {part.shard}: row ids go from {first} to {last}, the shard holds rows {held}"
+    return ""
 
 
 def _check_part(request: Push, part: ShardPush, slot: Slot) -> str:
@@ -74,14 +104,14 @@ def check_finite(work: Work, signature: ModelSignature) -> str:
 
     A safety net, since workers look before they send: 0.1 ms per 8 MB. Call where time may be spent.
     """
-    request, payload = work.request, work.payload  # an eviction may take the payload away at any time
-    if not isinstance(request, Push) or payload is None or not payload.numel():
+    request = work.request
+    if not isinstance(request, Push):
         return ""
-    regions = work.layout.regions(payload)
-    for part, slot, region in zip(request.shards, work.layout.slots, regions, strict=True):
+    for part, slot, region in zip(request.shards, work.layout.slots, work.regions(), strict=True):
         if slot is None or region is None or not any(part.present):
             continue
-        grads = region.view(slot.shard.dtype)
+        spec = slot.shard.spec
+        grads = split_rows(spec, region, part.rows)[1] if spec.row_elems else region.view(slot.shard.dtype)
         if not all_finite(grads) and (index := _first_not_finite(grads, part, slot)) is not None:
             name = signature.params[index].name
             return (
@@ -93,6 +123,8 @@ def check_finite(work: Work, signature: ModelSignature) -> str:
 
 def _first_not_finite(grads: Tensor, part: ShardPush, slot: Slot) -> int | None:
     """The parameter whose gradient is at fault; None if it is only padding, or a piece that is not present."""
+    if slot.shard.spec.row_elems:
+        return slot.shard.spec.pieces[0].param
     for index, piece in enumerate(slot.shard.spec.pieces):
         present = part.present[index >> 3] >> (index & 7) & 1
         if present and not all_finite(grads[piece.offset : piece.offset + piece.numel]):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ps.rpc.transport import Answer
 from ps.rpc.wire import Push, Request, Status
-from ps.sharding.spec import ShardingPlan
+from ps.sharding.layout import rows_bytes
+from ps.sharding.spec import Shard, ShardingPlan
 from ps.store.dense import DenseShard
 from ps.store.ordering import PushOrder
 from ps.store.pool import Form
@@ -85,6 +86,17 @@ class MessageLayout:
     """None = held by another server."""
     sizes_bytes: tuple[int, ...]
     nbytes: int
+    specs: tuple[Shard, ...] = ()
+    """Index as in `ids`; empty while the map is not known."""
+
+    def push_sizes(self, request: Push) -> tuple[int, ...]:
+        """Bytes of each shard in the payload of a push: those whose gradients are rows take what their rows take."""
+        if not any(spec.row_elems for spec in self.specs):
+            return self.sizes_bytes
+        return tuple(
+            rows_bytes(spec, part.rows) if spec.row_elems else spec.nbytes
+            for spec, part in zip(self.specs, request.shards, strict=True)
+        )
 
     def held(self, epochs: Sequence[tuple[ShardId, int]]) -> list[bool]:
         """Whether each shard is held here at the epoch that the request names."""
@@ -96,13 +108,13 @@ class MessageLayout:
         dtypes = tuple(slot.shard.dtype if slot else torch.uint8 for slot in self.slots)
         return Form(self.ids, self.sizes_bytes, dtypes, held[0].shard.device)
 
-    def regions(self, payload: Tensor) -> Sequence[Tensor | None]:
-        """Bytes of each shard in a payload of this layout; None for each when it is empty."""
+    def regions(self, payload: Tensor, sizes_bytes: Sequence[int] | None = None) -> Sequence[Tensor | None]:
+        """Bytes of each shard in a payload of this layout, or of these sizes; None for each when it is empty."""
         if not payload.numel():
             return (None,) * len(self.ids)
         if payload.data_ptr() % _VIEW_ALIGN:
             payload = payload.clone()
-        return payload.split_with_sizes(list(self.sizes_bytes))
+        return payload.split_with_sizes(list(self.sizes_bytes if sizes_bytes is None else sizes_bytes))
 
 
 PushKey = tuple[Incarnation, int, tuple[int, ...]]
@@ -136,6 +148,14 @@ class Work:
     def __post_init__(self) -> None:
         self.statuses = [None] * len(self.layout.ids)
         self.undecided = len(self.layout.ids) + 1
+
+    def regions(self) -> Sequence[Tensor | None]:
+        """Bytes of each shard in the payload; None for each when there is none."""
+        payload = self.payload  # an eviction may take it away at any time
+        if payload is None:
+            return (None,) * len(self.layout.ids)
+        sizes = self.layout.push_sizes(self.request) if isinstance(self.request, Push) else None
+        return self.layout.regions(payload, sizes)
 
     @property
     def incarnation(self) -> Incarnation:
@@ -177,8 +197,9 @@ class Layouts:
             return "the request names no shard" if not ids else "the request names a shard twice"
         if max(ids) >= count or min(ids) < 0:
             return f"the request names shard {max(ids)}; the plan has {count}"
-        sizes = tuple(self._plan.shards[shard].nbytes for shard in ids)
-        layout = MessageLayout(ids, tuple(self._slots.get(shard) for shard in ids), sizes, sum(sizes))
+        specs = tuple(self._plan.shards[shard] for shard in ids)
+        sizes = tuple(spec.nbytes for spec in specs)
+        layout = MessageLayout(ids, tuple(self._slots.get(shard) for shard in ids), sizes, sum(sizes), specs)
         if len(self._known) >= _MOST_LAYOUTS:
             self._known.clear()
         self._known[ids] = layout

@@ -2,8 +2,8 @@
 
 Parameters of one group and one dtype form a *stream*: laid end to end, each starting at a multiple of `ALIGN_BYTES`.
 The streams, end to end, are cut at equal distances, again at multiples of `ALIGN_BYTES`, and at their own ends; with
-`whole_tensors` only between tensors. The distance is chosen so that `loads` are level for 1 to 8 servers. Pure,
-deterministic, 64-bit safe.
+`whole_tensors` only between tensors. A sparse parameter is a stream of its own, cut between rows. The distance is
+chosen so that `loads` are level for 1 to 8 servers. Pure, deterministic, 64-bit safe.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ CANDIDATES = 64
 """How many shard counts are tried before the best of them is taken."""
 
 _Cut = tuple["_Stream", int, int]
-"""A stream and the byte range [begin, end) of one shard in it; multiples of `ALIGN_BYTES`."""
+"""A stream and the byte range [begin, end) of one shard in it; multiples of `ALIGN_BYTES`, or of a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """Parameters of one group and one dtype, end to end."""
+    """Parameters of one group and one dtype, end to end, or one sparse parameter."""
 
     group: int
     dtype: str
@@ -62,6 +62,8 @@ class _Stream:
     """Bytes of each parameter, without padding; never 0."""
     nbytes: int
     """With padding."""
+    row_bytes: int
+    """Bytes of a row of a sparse parameter, else 0."""
 
 
 def make_plan(signature: ModelSignature, shard_bytes: int = 0) -> ShardingPlan:
@@ -74,7 +76,7 @@ def make_plan(signature: ModelSignature, shard_bytes: int = 0) -> ShardingPlan:
         raise ConfigError(f"shard size {shard_bytes} bytes is not from 0 (chosen) to {MAX_SHARD_BYTES}")
     streams = _streams(signature)
     cuts = _cut(streams, align_up(shard_bytes), signature.whole_tensors) if shard_bytes else _choose(signature, streams)
-    shards = [_shard(ShardId(index), *cut) for index, cut in enumerate(cuts)]
+    shards = [_shard(signature, ShardId(index), *cut) for index, cut in enumerate(cuts)]
     return ShardingPlan(
         signature=signature,
         shard_bytes=shard_bytes,
@@ -99,12 +101,13 @@ def imbalance(sizes: Sequence[int], servers: int) -> float:
 
 def _streams(signature: ModelSignature) -> tuple[_Stream, ...]:
     """Streams in order of their first parameter."""
-    members: dict[tuple[int, str], list[int]] = {}
+    members: dict[tuple[int, str, int], list[int]] = {}
     for index, param in enumerate(signature.params):
         _check(param)
         if param.numel:
-            members.setdefault((param.group, param.dtype), []).append(index)
-    return tuple(_stream(signature, group, dtype, params) for (group, dtype), params in members.items())
+            alone = index if param.sparse else -1
+            members.setdefault((param.group, param.dtype, alone), []).append(index)
+    return tuple(_stream(signature, group, dtype, params) for (group, dtype, _), params in members.items())
 
 
 def _check(param: ParamSpec) -> None:
@@ -115,6 +118,8 @@ def _check(param: ParamSpec) -> None:
         )
     if param.group < NO_GROUP:
         raise ConfigError(f"parameter {param.name!r} has group {param.group}; expected {NO_GROUP} (none) or more")
+    if param.sparse and not param.shape:
+        raise ConfigError(f"parameter {param.name!r} has no dimensions, so its gradient can't be sparse")
 
 
 def _stream(signature: ModelSignature, group: int, dtype: str, params: Sequence[int]) -> _Stream:
@@ -124,7 +129,9 @@ def _stream(signature: ModelSignature, group: int, dtype: str, params: Sequence[
     for size in sizes:
         starts.append(at)
         at += align_up(size)
-    return _Stream(group, dtype, tuple(params), tuple(starts), tuple(sizes), at)
+    first = signature.params[params[0]]
+    row_bytes = first.row_elems * DTYPE_BYTES[dtype] if first.sparse else 0
+    return _Stream(group, dtype, tuple(params), tuple(starts), tuple(sizes), at, row_bytes)
 
 
 def _choose(signature: ModelSignature, streams: Sequence[_Stream]) -> list[_Cut]:
@@ -169,10 +176,18 @@ def _cut_at(streams: Sequence[_Stream], marks: Sequence[int]) -> list[_Cut]:
     base = 0
     for stream in streams:
         inside = marks[bisect_right(marks, base) : bisect_left(marks, base + stream.nbytes)]
-        edges = [0, *(mark - base for mark in inside), stream.nbytes]
+        edges = [0, *_between_rows(stream, [mark - base for mark in inside]), stream.nbytes]
         cuts += [(stream, begin, end) for begin, end in pairwise(edges) if begin < end]
         base += stream.nbytes
     return cuts
+
+
+def _between_rows(stream: _Stream, marks: Sequence[int]) -> Sequence[int]:
+    """`marks` as they are, but in a sparse parameter at the ends of the rows in which they lie."""
+    if not stream.row_bytes:
+        return marks
+    ends = dict.fromkeys(-(-mark // stream.row_bytes) * stream.row_bytes for mark in marks)
+    return [end for end in ends if end < stream.sizes[0]]
 
 
 def _whole_cuts(stream: _Stream, size: int) -> Iterator[_Cut]:
@@ -184,21 +199,32 @@ def _whole_cuts(stream: _Stream, size: int) -> Iterator[_Cut]:
     yield stream, begin, stream.nbytes
 
 
-def _shard(shard: ShardId, stream: _Stream, begin: int, end: int) -> Shard:
-    """The shard over the stream's bytes [begin, end), both multiples of `ALIGN_BYTES`."""
+def _shard(signature: ModelSignature, shard: ShardId, stream: _Stream, begin: int, end: int) -> Shard:
+    """The shard over the stream's bytes [begin, end)."""
     item = DTYPE_BYTES[stream.dtype]
     pieces: list[Piece] = []
     for param, start, length in _overlapping(stream, begin, end):
         first, last = max(begin, start), min(end, start + length)
+        shape = signature.params[param].shape
         pieces.append(
             Piece(
                 param=param,
                 begin=(first - start) // item,
                 end=(last - start) // item,
                 offset=(first - begin) // item,
+                shape=((last - first) // stream.row_bytes, *shape[1:])
+                if stream.row_bytes
+                else (shape if signature.whole_tensors else None),
             )
         )
-    return Shard(id=shard, dtype=stream.dtype, group=stream.group, pieces=tuple(pieces), numel=(end - begin) // item)
+    return Shard(
+        id=shard,
+        dtype=stream.dtype,
+        group=stream.group,
+        pieces=tuple(pieces),
+        numel=align_up(end - begin) // item,
+        row_elems=stream.row_bytes // item,
+    )
 
 
 def _overlapping(stream: _Stream, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -210,13 +236,15 @@ def _overlapping(stream: _Stream, begin: int, end: int) -> Iterator[tuple[int, i
 
 
 def _digest(signature: ModelSignature, size: int, shards: Sequence[Shard]) -> str:
-    """SHA-256 over a canonical JSON form; `1` is the form's version."""
+    """SHA-256 over a canonical JSON form, which starts with its version: 2 where parameters are sparse, else 1."""
+    sparse = [index for index, param in enumerate(signature.params) if param.sparse]
     form = [
-        1,
+        2 if sparse else 1,
         signature.optimizer,
         signature.whole_tensors,
         [[p.name, list(p.shape), p.dtype, p.group] for p in signature.params],
         size,
         [[s.dtype, s.group, s.numel, [[p.param, p.begin, p.end, p.offset] for p in s.pieces]] for s in shards],
+        *([sparse] if sparse else []),
     ]
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()

@@ -29,6 +29,8 @@ class ParamSpec:
     """A key of `DTYPE_BYTES`."""
     group: int
     """Index of the optimizer's param group, or `NO_GROUP`."""
+    sparse: bool = False
+    """Whether its gradients come and travel as rows: ids along the first dimension, and a row of values for each."""
 
     @property
     def numel(self) -> int:
@@ -37,6 +39,11 @@ class ParamSpec:
         for size in self.shape:
             count *= size
         return count
+
+    @property
+    def row_elems(self) -> int:
+        """Elements of one row: what belongs to one index of the first dimension. 1 for a 0-dim parameter."""
+        return self.numel // self.shape[0] if self.shape and self.shape[0] else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,9 @@ class Piece:
     end: int
     offset: int
     """First element within the shard's flat tensor; a multiple of `ALIGN_BYTES`."""
+    shape: tuple[int, ...] | None = None
+    """Shape in which the optimizer sees the piece, where that matters: the parameter's own with `whole_tensors`, whole
+    rows of a sparse one. None: element-wise, so pieces may be split anywhere and run together."""
 
     @property
     def numel(self) -> int:
@@ -80,11 +90,21 @@ class Shard:
     """Ordered by offset, not overlapping; gaps between them are padding (zeros)."""
     numel: int
     """Elements of the flat tensor, padding included; its bytes are a multiple of `ALIGN_BYTES`."""
+    row_elems: int = 0
+    """Elements of a row, in shards whose gradients travel as rows: they hold one piece of whole rows. 0 = dense."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the flat tensor, which is also what the shard takes in a message."""
         return self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def rows(self) -> range:
+        """Rows of the parameter that the shard holds; empty for dense shards."""
+        if not self.row_elems:
+            return range(0)
+        piece = self.pieces[0]
+        return range(piece.begin // self.row_elems, piece.end // self.row_elems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

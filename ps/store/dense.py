@@ -1,5 +1,7 @@
 """DenseShard: the weights of one shard in memory of its own, its optimizer and its version.
 
+Weights are dense; gradients are too, or hold some rows only.
+
 float16 and bfloat16 shards keep float32 master weights: thousands of updates too small for the wire's dtype add up.
 """
 
@@ -10,15 +12,23 @@ from collections import Counter, deque
 import torch
 from torch import Tensor
 
-from ps.optim.apply import ShardOptimizer
 from ps.optim.spec import ServedOptimizer
+from ps.optim.tensors import Optimizer, optimizer_for
+from ps.sharding.layout import ROW_ID_BYTES, values_offset
 from ps.sharding.spec import Shard
-from ps.types import Hyper, Incarnation, Version
+from ps.types import DENSE, Hyper, Incarnation, Version
 
 _MASTER_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 _OWN_KEPT = 64
 """How many of a worker's own latest pushes are remembered; a worker has a few in flight."""
+
+
+def split_rows(spec: Shard, region: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Row ids and flat values of a gradient of `rows` rows in its bytes: views."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    values = region[values_offset(rows) :].view(dtype)[: rows * spec.row_elems]
+    return region[: rows * ROW_ID_BYTES].view(torch.int64), values
 
 
 class DenseShard:
@@ -39,7 +49,7 @@ class DenseShard:
         self._served = optimizer
         self._exact = exact
         self._weights = torch.empty(0)
-        self._optimizer: ShardOptimizer | None = None
+        self._optimizer: Optimizer | None = None
         self._own: dict[Incarnation, deque[int]] = {}
         """Counters of a worker's own pushes that it may not have seen yet, ascending; dropped by `forget`."""
 
@@ -57,7 +67,7 @@ class DenseShard:
         """Take initial weights from the shard's bytes, copying them; optimizer state starts afresh."""
         self._weights = region.view(self.dtype).to(_MASTER_DTYPES.get(self.dtype, self.dtype), copy=True)
         self._clear_padding()
-        self._optimizer = ShardOptimizer(self.spec, self._served, self._weights, exact=self._exact)
+        self._optimizer = optimizer_for(self.spec, self._served, self._weights, exact=self._exact)
 
     def write(self, out: Tensor) -> None:
         """Copy the weights to `out`, flat, in the wire's dtype."""
@@ -79,16 +89,45 @@ class DenseShard:
             own.popleft()
         return behind - len(own)
 
+    def gradient(self, region: Tensor | None, rows: int) -> Tensor | None:
+        """The gradient in the bytes of a push, in the weights' dtype, as `optim.tensors.Optimizer.apply` takes it.
+
+        None = none. A view of `region` where it can be one. Of a shard whose gradients travel as rows, `rows` says how
+        many there are, and `region` may be None for none; what is in it has been checked.
+        """
+        if self.spec.row_elems:
+            return self._sparse(region, rows)
+        if region is None:
+            return None
+        grads = region.view(self.dtype)
+        return grads.to(self._weights.dtype) if self._has_master else grads
+
+    def _sparse(self, region: Tensor | None, rows: int) -> Tensor:
+        shape = self.spec.pieces[0].shape
+        assert shape is not None, self.spec.id
+        if region is None or not rows:
+            ids = torch.empty(1, 0, dtype=torch.int64, device=self.device)
+            values = torch.empty(0, *shape[1:], dtype=self._weights.dtype, device=self.device)
+        else:
+            numbers, flat = split_rows(self.spec, region, rows)
+            ids = (numbers - self.spec.rows.start).unsqueeze(0)
+            values = flat.view(rows, *shape[1:]).to(self._weights.dtype)
+        return torch.sparse_coo_tensor(ids, values, shape, check_invariants=False, is_coalesced=True)
+
     def apply(
-        self, incarnation: Incarnation, region: Tensor | None, present: bytes, hyper: Hyper, staleness: int | None
+        self,
+        incarnation: Incarnation,
+        region: Tensor | None,
+        present: bytes,
+        hyper: Hyper,
+        staleness: int | None,
+        rows: int = DENSE,
     ) -> None:
         """Apply one push: an optimizer step on the pieces present, and a new version. None = no gradient at all."""
         assert self._optimizer is not None, f"shard {self.spec.id} has no weights"
-        if region is not None:
-            grads = region.view(self.dtype)
-            if self._has_master:
-                grads = grads.to(self._weights.dtype)
-            self._optimizer.apply(grads, present, hyper)
+        gradient = self.gradient(region, rows)
+        if gradient is not None:
+            self._optimizer.apply(gradient, present, hyper)
         counter = self.version.counter + 1
         self.version = Version(self.version.epoch, counter)
         self.pushes += 1
