@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ps.codec import quantize
 from ps.codec.frame import Header
 from ps.codec.quantize import largest_scale
 from ps.codec.select import parse
@@ -35,6 +36,15 @@ def test_header_on_the_wire() -> None:
     expected += b"".join(value.to_bytes(8, "little") for value in (300, 64 + 64 + 320, 300)) + bytes(32)
     assert bytes(data[:64].tolist()) == expected
     assert Header.read(data).elems == 300
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 4, 8, 16, 24, 32, 63])
+def test_every_byte_of_the_header_counts(at: int) -> None:
+    """A change in any of its fields, or in the zeros behind them, is refused."""
+    data = encode("int8", torch.ones(300))
+    data[at] += 1
+    with pytest.raises(WireError):
+        parse("int8").decode(data, torch.empty(300))
 
 
 @pytest.mark.parametrize(("name", "limit"), [("fp16", 65504.0), ("bf16", torch.finfo(torch.bfloat16).max)])
@@ -67,6 +77,25 @@ def test_stochastic_rounding_follows_the_seed() -> None:
     assert torch.equal(through("int8:stochastic", source, 7), through("int8:stochastic", source, 7))
     assert not torch.equal(through("int8:stochastic", source, 7), through("int8:stochastic", source, 8))
     through("int8:stochastic", source, -(2**70))
+
+
+def test_stochastic_rounding_stays_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest element plus the largest noise would round to 128, which a code can't hold."""
+    monkeypatch.setattr(quantize, "_noise", lambda: torch.full((1000,), 0.5 - 2**-18))
+    source = torch.tensor([127.0, 127.0, 0.0])
+    codec = parse("int8:stochastic")
+    monkeypatch.setattr(codec, "_offsets", lambda seed, numel: [0])
+    room = torch.empty(codec.encoded_bytes(3, torch.float32), dtype=torch.uint8)
+    codec.encode(source, room)
+    assert room[128:131].view(torch.int8).tolist() == [127, 127, 0]
+
+
+def test_blocks_of_next_to_nothing_are_zeros() -> None:
+    """Below 2^-100, where 1 / scale would overflow, a block's scale and codes are 0; its neighbours are untouched."""
+    source = torch.cat([torch.full((256,), 2.0**-140), torch.full((256,), 2.0**-101), torch.ones(256)])
+    data = encode("int8", source)
+    assert data[64:76].view(torch.float32).tolist() == pytest.approx([0, 0, 1 / 127])
+    assert not data[128 : 128 + 512].any() and data[128 + 512 : 128 + 768].eq(127).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -93,12 +93,13 @@ def test_an_aborted_push_leaves_no_trace(name: str) -> None:
 
 
 def test_a_refused_gradient_leaves_no_trace() -> None:
-    """inf in a gradient raises, stages nothing, and keeps the residual finite."""
+    """inf in a gradient raises, drops what was staged before, and keeps the residual."""
     push = Push("int8")
     push.send(torch.randn(NUMEL))
     before = push.feedback.residual.clone()
     bad = torch.randn(NUMEL)
     bad[7] = float("inf")
+    push.stage(torch.randn(NUMEL))
     with pytest.raises(NonFiniteGradient):
         push.stage(bad)
     push.feedback.commit()
