@@ -21,6 +21,8 @@ from workers.client import ParameterClient
 from workers.config import WorkerConfig
 from workers.exchange import Exchange
 from workers.lifecycle import Lifecycle
+from workers.microbatches import MicroBatches
+from workers.nonfinite import Screen
 from workers.optimizer import RemoteStep, Stepper, convert
 from workers.routing import Routes
 from workers.signature import Description, describe, hyper_groups
@@ -36,11 +38,12 @@ class Attachment:
     description: Description
     client: ParameterClient
     memory: ModelMemory
+    batches: MicroBatches
     transport: Transport
 
     def push(self, samples: int) -> None:
         """Push the gradients with the current hyper-parameters, and take the new weights."""
-        self.client.push_pull(hyper_groups(self.optimizer, self.description.served), samples)
+        self.client.push_pull(hyper_groups(self.optimizer, self.description.served), samples, self.batches.take())
 
     def pull(self) -> None:
         """Take the newest weights; all of them, newer or not, where some were edited here."""
@@ -63,11 +66,15 @@ def attach(
     clock: Clock,
     drain: Callable[[], NoReturn],
     stepper: Stepper,
+    accumulate: int = 1,
+    on_nonfinite: str = "raise",
 ) -> Attachment:
     """See `Worker.attach`. On an error the transport is closed again and the optimizer is as it was."""
     if isinstance(optimizer, RemoteStep):
         raise UnsupportedError("this optimizer is attached to a worker already; attach a newly built one")
     description = describe(model, optimizer)
+    screen = Screen(on_nonfinite, joined.name, [spec.name for spec in description.signature.params])
+    batches = MicroBatches(description.params, accumulate)
     transport = open_transport(joined)
     try:
         control.ready(transport.address)
@@ -85,7 +92,7 @@ def attach(
             config=config,
             clock=clock,
         )
-        client = ParameterClient(plan, memory, exchange, message_bytes=config.message_bytes)
+        client = ParameterClient(plan, memory, exchange, message_bytes=config.message_bytes, screen=screen)
         if first.verdict is Verdict.INITIALISE:
             client.initialise()
             exchange.routes.update(control.finish_init())
@@ -96,7 +103,7 @@ def attach(
         raise
     convert(optimizer, stepper)
     log.info("attached: %d parameters in %d shards", len(description.params), len(plan.shards))
-    return Attachment(optimizer, description, client, memory, transport)
+    return Attachment(optimizer, description, client, memory, batches, transport)
 
 
 def _agree(

@@ -1,4 +1,4 @@
-"""Flat staging memory for what is sent, and copy-in of what arrives.
+"""A model's parameters: their gradients and weights into what is sent, and copy-in of what arrives.
 
 Parameters stay where they are. Weights are written only here, through the Parameters and under `no_grad`, so that
 autograd's version counters move; the caller sees to it that this is the thread that owns the model.
@@ -6,108 +6,19 @@ autograd's version counters move; the caller sees to it that this is the thread 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ps.errors import LocalWeightEdit, NonFiniteGradient, UnsupportedError
-from ps.sharding.spec import DTYPE_BYTES, Piece, Shard, ShardingPlan
-from ps.types import ShardId
+from ps.errors import LocalWeightEdit, UnsupportedError
+from ps.optim.spec import check_rows, served
+from ps.sharding.spec import ShardingPlan
+from ps.types import Hyper, ShardId
+from workers.lanes import Lane, lane_for
 from workers.routing import Message
-
-
-class _Cut(NamedTuple):
-    """Where one piece lies in its shard and in its parameter."""
-
-    param: int
-    begin: int
-    end: int
-    whole: bool
-    shape: tuple[int, ...]
-    part: int
-    """Which of the tensors that `split_with_sizes` returns."""
-
-
-class _ShardCuts(NamedTuple):
-    """How to cut a shard's flat tensor with one call."""
-
-    dtype: torch.dtype
-    sizes: list[int]
-    pieces: list[_Cut]
-
-
-class Layout:
-    """Where each parameter's pieces are, shared by staging and copy-in. Immutable after construction."""
-
-    def __init__(self, plan: ShardingPlan) -> None:
-        self.plan = plan
-        self.shards = [self._cuts(shard) for shard in plan.shards]
-
-    def _cuts(self, shard: Shard) -> _ShardCuts:
-        sizes: list[int] = []
-        pieces: list[_Cut] = []
-        at = 0
-        for piece in shard.pieces:
-            if piece.offset > at:
-                sizes.append(piece.offset - at)
-            pieces.append(self._cut(piece, len(sizes)))
-            sizes.append(piece.numel)
-            at = piece.offset + piece.numel
-        if shard.numel > at:
-            sizes.append(shard.numel - at)
-        return _ShardCuts(torch_dtype(shard.dtype), sizes, pieces)
-
-    def _cut(self, piece: Piece, index: int) -> _Cut:
-        spec = self.plan.signature.params[piece.param]
-        whole = piece.begin == 0 and piece.end == spec.numel
-        return _Cut(piece.param, piece.begin, piece.end, whole, spec.shape, index)
-
-    def views(self, shard: ShardId, region: Tensor) -> list[tuple[_Cut, Tensor]]:
-        """Pieces of a shard with their views of `region`, its bytes; a whole parameter's view has its shape."""
-        cuts = self.shards[shard]
-        parts = region.view(cuts.dtype).split_with_sizes(cuts.sizes)
-        return [(cut, parts[cut.part].view(cut.shape) if cut.whole else parts[cut.part]) for cut in cuts.pieces]
-
-    def split_params(self) -> set[int]:
-        """Parameters of which some shard holds only a part."""
-        return {cut.param for cuts in self.shards for cut in cuts.pieces if not cut.whole}
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype with this torch name. `name` is a key of `DTYPE_BYTES`."""
-    dtype = getattr(torch, name) if name in DTYPE_BYTES else None
-    assert isinstance(dtype, torch.dtype), name
-    return dtype
-
-
-class Outgoing:
-    """A message and its staging memory, which owns exactly its storage (TensorPipe sends whole storages)."""
-
-    def __init__(self, layout: Layout, message: Message, *, pin: bool = False) -> None:
-        self.message = message
-        self.payload = torch.zeros(message.nbytes, dtype=torch.uint8, pin_memory=pin)
-        self.pieces: list[tuple[_Cut, Tensor]] = []
-        self._runs: list[Tensor] = []
-        self._add_views(layout)
-
-    def _add_views(self, layout: Layout) -> None:
-        begin, dtype = 0, None
-        for shard, offset in zip(self.message.shards, self.message.offsets, strict=True):
-            nbytes = layout.plan.shards[shard].nbytes
-            self.pieces += layout.views(shard, self.payload[offset : offset + nbytes])
-            if dtype not in (None, layout.shards[shard].dtype):
-                self._runs.append(self.payload[begin:offset].view(dtype))
-                begin = offset
-            dtype = layout.shards[shard].dtype
-        if dtype is not None and self.message.nbytes > begin:
-            self._runs.append(self.payload[begin:].view(dtype))
-
-    def finite(self) -> bool:
-        """Whether all of the staging memory is finite: one pass per dtype, 3.6 ms per 100 MB."""
-        return all(_finite(run) for run in self._runs)
+from workers.rows import RowsOutgoing, as_rows
+from workers.staging import Cut, Layout, Outgoing, Staged
 
 
 class ModelMemory:
@@ -117,11 +28,23 @@ class ModelMemory:
     call is over.
     """
 
-    def __init__(self, plan: ShardingPlan, params: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(
+        self,
+        plan: ShardingPlan,
+        params: Sequence[torch.nn.Parameter],
+        *,
+        lanes: Callable[[int], Lane] | None = None,
+    ) -> None:
+        """`lanes` gives the lane of a parameter, by index; unless given, there is one for each device."""
         self.layout = Layout(plan)
         self.params = list(params)
-        self._pin = any(param.is_cuda for param in params)
+        by_device = {device: lane_for(device) for device in dict.fromkeys(param.device for param in params)}
+        self._lanes = [lanes(index) if lanes else by_device[param.device] for index, param in enumerate(params)]
+        self._shard_lanes = [
+            tuple({id(lane): lane for lane in map(self._lane, cuts.pieces)}.values()) for cuts in self.layout.shards
+        ]
         self._guarded = [index for index, spec in enumerate(plan.signature.params) if spec.group >= 0]
+        self._sparse = [spec for spec in plan.signature.params if spec.sparse]
         self._seen: list[int] = []
         self._split = sorted(self.layout.split_params())
         # Flat copies, kept from step to step, of split parameters whose own memory is not row-major.
@@ -134,56 +57,67 @@ class ModelMemory:
         for index, flat in self._scratch.items():
             flat.copy_(params[index].detach())
 
+    def staged(self, message: Message) -> Staged:
+        """Staging memory for the gradients of a message."""
+        rows = bool(self.layout.plan.shards[message.shards[0]].row_elems)
+        return RowsOutgoing(self.layout, message) if rows else self.outgoing(message)
+
     def outgoing(self, message: Message) -> Outgoing:
-        """Staging memory for a message."""
-        return Outgoing(self.layout, message, pin=self._pin)
+        """Staging memory for the weights of a message."""
+        return Outgoing(self.layout, message, self._lanes)
 
     @torch.no_grad()
     def stage_weights(self, out: Outgoing) -> None:
         """Write the parameters' values into a message."""
-        pairs = [(view, self._stretch(cut, self.params[cut.param])) for cut, view in out.pieces]
-        _copy(pairs)
+        out.gather(lambda cut: self._stretch(cut, self.params[cut.param]))
+        out.ready()
 
     @torch.no_grad()
-    def stage_gradients(self, outs: Iterable[Outgoing]) -> tuple[bool, ...]:
+    def stage_gradients(self, outs: Sequence[Staged], grads: Sequence[Tensor | None]) -> tuple[bool, ...]:
         """Write all gradients, of any stride, into messages; returns per parameter whether it has one."""
-        grads = [param.grad for param in self.params]
         self._check_layouts(grads)
-        flat = {index: self._flat_gradient(index, grad) for index in self._split if (grad := grads[index]) is not None}
+        specs = self.layout.plan.signature.params
+        flat = {
+            index: self._flat_gradient(index, grad)
+            for index in self._split
+            if (grad := grads[index]) is not None and not specs[index].sparse
+        }
+        rows = {
+            index: as_rows(grad, specs[index])
+            for index, grad in enumerate(grads)
+            if grad is not None and specs[index].sparse
+        }
+
+        def source(cut: Cut) -> Tensor | None:
+            if cut.param in rows:
+                return rows[cut.param]
+            return grads[cut.param] if cut.whole or cut.param not in flat else flat[cut.param][cut.begin : cut.end]
+
         for out in outs:
-            pairs = []
-            for cut, view in out.pieces:
-                grad = grads[cut.param]
-                if grad is not None:
-                    pairs.append((view, grad if cut.whole else flat[cut.param][cut.begin : cut.end]))
-            _copy(pairs)
+            out.gather(source)
+        for out in outs:
+            out.ready()
         return tuple(grad is not None for grad in grads)
 
-    def check_finite(self, outs: Sequence[Outgoing], present: Sequence[bool], step: int) -> None:
-        """Raise `NonFiniteGradient` naming the first parameter with inf or NaN; nothing has been sent yet."""
-        if all(out.finite() for out in outs):
-            return
-        specs = self.layout.plan.signature.params
-        for out in outs:
-            for cut, view in out.pieces:
-                if not present[cut.param]:
-                    view.zero_()  # left over from an earlier step
-                elif not _finite(view):
-                    raise NonFiniteGradient(
-                        f"the gradient of {specs[cut.param].name!r} holds inf or NaN at step {step}; nothing of this "
-                        "step was sent and the weights are unchanged. Skip the step (optimizer.zero_grad()), lower the "
-                        "learning rate, or clip gradients"
-                    )
-
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
-        for spec, grad in zip(self.layout.plan.signature.params, grads, strict=True):
-            if grad is not None and grad.layout is not torch.strided:
+        signature = self.layout.plan.signature
+        optimizer = served(signature.optimizer)
+        for spec, grad in zip(signature.params, grads, strict=True):
+            if grad is None:
+                continue
+            dense = grad.layout is torch.strided
+            if dense and not optimizer.dense:
                 raise UnsupportedError(
-                    f"the gradient of {spec.name!r} is sparse ({grad.layout}); sparse gradients are not served: use "
-                    "nn.Embedding(sparse=False)"
+                    f"the gradient of {spec.name!r} is dense, and {optimizer.name} does not support dense gradients; "
+                    "is the weight used outside its embedding, too?"
+                )
+            if not dense and not spec.sparse:
+                raise UnsupportedError(
+                    f"the gradient of {spec.name!r} is sparse ({grad.layout}), but no nn.Embedding or nn.EmbeddingBag "
+                    "of the model had it with sparse=True at attach(); make it one, or use sparse=False"
                 )
 
-    def _stretch(self, cut: _Cut, tensor: Tensor) -> Tensor:
+    def _stretch(self, cut: Cut, tensor: Tensor) -> Tensor:
         """The part of `tensor` (row-major order) that a piece holds; a view, but for unusual strides."""
         flat = tensor.detach()
         return flat if cut.whole else flat.reshape(-1)[cut.begin : cut.end]
@@ -200,21 +134,29 @@ class ModelMemory:
     @torch.no_grad()
     def take(self, message: Message, payload: Tensor, shards: Sequence[ShardId]) -> None:
         """Copy the weights of `shards` out of a reply into the Parameters. The payload is only read."""
-        wanted = set(shards)
+        wanted = [(shard, at) for shard, at in zip(message.shards, message.offsets, strict=True) if shard in shards]
+        lanes = {id(lane): lane for shard, _ in wanted for lane in self._shard_lanes[shard]}
+        for lane in lanes.values():
+            self._take(lane, wanted, lane.bring(payload))
+
+    def _lane(self, cut: Cut) -> Lane:
+        return self._lanes[cut.param]
+
+    def _take(self, lane: Lane, wanted: Sequence[tuple[ShardId, int]], payload: Tensor) -> None:
         pairs: list[tuple[Tensor, Tensor]] = []
         partly: set[int] = set()
-        for shard, offset in zip(message.shards, message.offsets, strict=True):
-            if shard not in wanted:
-                continue
+        for shard, offset in wanted:
             region = payload[offset : offset + self.layout.plan.shards[shard].nbytes]
             for cut, view in self.layout.views(shard, region):
+                if self._lane(cut) is not lane:
+                    continue
                 if not cut.whole and cut.param in self._scratch:
                     partly.add(cut.param)
                 pairs.append((self._target(cut), view))
-        _copy(pairs)
-        _copy([(self.params[index].detach(), self._scratch[index]) for index in sorted(partly)])
+        lane.scatter(pairs)
+        lane.scatter([(self.params[index].detach(), self._scratch[index]) for index in sorted(partly)])
 
-    def _target(self, cut: _Cut) -> Tensor:
+    def _target(self, cut: Cut) -> Tensor:
         # A detached view shares the Parameter's version counter, so writing to it is seen by autograd and by us.
         if cut.whole:
             return self.params[cut.param].detach()
@@ -235,6 +177,12 @@ class ModelMemory:
             index for index, seen in zip(self._guarded, self._seen, strict=True) if params[index]._version != seen
         )
 
+    def check_rows(self, groups: Sequence[Hyper]) -> None:
+        """Raise `UnsupportedError` for hyper-parameters that don't go with sparse gradients, naming the parameter."""
+        optimizer = served(self.layout.plan.signature.optimizer)
+        for spec in self._sparse:
+            check_rows(optimizer, spec.name, groups[spec.group])
+
     def check_edits(self, step: int) -> None:
         """Raise `LocalWeightEdit` naming the first edited parameter. Edits through `.data` can't be seen."""
         index = self.edited()
@@ -245,15 +193,3 @@ class ModelMemory:
                 "the servers own the weights and would overwrite the change. Change weights before attach(), or call "
                 "worker.pull() to take the servers' weights again"
             )
-
-
-def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    if pairs:
-        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
-
-
-def _finite(tensor: Tensor) -> bool:
-    if not tensor.numel():
-        return True
-    low, high = torch.aminmax(tensor)
-    return math.isfinite(low.item()) and math.isfinite(high.item())

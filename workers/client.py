@@ -13,10 +13,12 @@ from torch import Tensor
 from ps.errors import PsError, Refused
 from ps.rpc.wire import Caller, Hello, Init, Pull, Push, Request, ShardPush, ShardReply
 from ps.sharding.spec import ShardingPlan
-from ps.types import Hyper, ShardId, Version
-from workers.buffers import ModelMemory, Outgoing
+from ps.types import DENSE, Hyper, ShardId, Version
+from workers.buffers import ModelMemory
 from workers.exchange import Exchange
+from workers.nonfinite import Screen
 from workers.routing import Message, Routes, frozen, trained
+from workers.staging import Staged
 
 
 @dataclass(slots=True)
@@ -32,15 +34,25 @@ class _ShardState:
 class ParameterClient:
     """The weights of one model on the servers, as one worker sees them."""
 
-    def __init__(self, plan: ShardingPlan, memory: ModelMemory, exchange: Exchange, *, message_bytes: int) -> None:
+    def __init__(
+        self,
+        plan: ShardingPlan,
+        memory: ModelMemory,
+        exchange: Exchange,
+        *,
+        message_bytes: int,
+        screen: Screen | None = None,
+    ) -> None:
+        """`screen` looks at gradients before they are sent; only a client that never pushes has none."""
         self._plan = plan
         self._memory = memory
         self._exchange = exchange
+        self._screen = screen
         self._states = [_ShardState() for _ in plan.shards]
         self._trained = trained(plan)
         self._frozen = frozen(plan)
         self._message_bytes = message_bytes
-        self._outs: list[Outgoing] = []
+        self._outs: list[Staged] = []
         self._outs_epoch = -1
         self._bitmaps: tuple[tuple[bool, ...], list[bytes]] = ((), [])
         self._sequence = 0
@@ -85,21 +97,24 @@ class ParameterClient:
         self._run(_PullOp(self), [(message, None) for message in self._messages(shards)])
         self._memory.remember()
 
-    def push_pull(self, groups: tuple[Hyper, ...], samples: int) -> None:
-        """Push the model's gradients and take the new weights: one push for each trained shard.
+    def push_pull(self, groups: tuple[Hyper, ...], samples: int, grads: Sequence[Tensor | None]) -> None:
+        """Push gradients, one per parameter, and take the new weights: one push for each trained shard.
 
         Blocks until every shard has applied the push and its weights are in. Raises `LocalWeightEdit` or
         `NonFiniteGradient` before anything is sent. After any later error the client is unusable: which shards
         have applied the push is then unknown.
         """
         self._check_usable()
+        assert self._screen is not None
         step = self._sequence
         self._memory.check_edits(step)
+        self._memory.check_rows(groups)
         outs = self._staging()
-        present = self._memory.stage_gradients(outs)
-        self._memory.check_finite(outs, present, step)
+        present = self._screen.check(outs, self._memory.stage_gradients(outs, grads), step)
         operation = _PushOp(self, step, samples, groups, self._present_bitmaps(present))
-        self._run(operation, [(out.message, out.payload if operation.carries(out) else None) for out in outs])
+        operation.rows = {shard: rows for out in outs for shard, rows in out.rows.items()}
+        messages = [(out.message, out.payload if operation.carries(out) else None) for out in outs]
+        self._run(operation, messages, [out.source for out in outs])
         self._sequence = step + 1
         self._memory.remember()
 
@@ -112,10 +127,15 @@ class ParameterClient:
                 "start this worker again"
             )
 
-    def _run(self, operation: _Op, messages: Sequence[tuple[Message, Tensor | None]]) -> None:
+    def _run(
+        self,
+        operation: _Op,
+        messages: Sequence[tuple[Message, Tensor | None]],
+        sources: Sequence[Message] | None = None,
+    ) -> None:
         self._check_usable()
         try:
-            self._exchange.run(operation, messages)
+            self._exchange.run(operation, messages, sources)
         except BaseException as error:
             self._broken = error
             raise
@@ -123,10 +143,10 @@ class ParameterClient:
     def _messages(self, shards: Sequence[int]) -> list[Message]:
         return self._routes.messages([ShardId(shard) for shard in shards], self._message_bytes)
 
-    def _staging(self) -> list[Outgoing]:
+    def _staging(self) -> list[Staged]:
         """Staging memory for all trained shards, made again only when the shard map has changed."""
         if self._outs_epoch != self._routes.epoch:
-            self._outs = [self._memory.outgoing(message) for message in self._messages(self._trained)]
+            self._outs = [self._memory.staged(message) for message in self._messages(self._trained)]
             self._outs_epoch = self._routes.epoch
         return self._outs
 
@@ -220,10 +240,12 @@ class _PushOp(_Op):
         self._samples = samples
         self._groups = groups
         self._bitmaps = bitmaps
+        self.rows: dict[ShardId, int] = {}
+        """Per shard whose gradient travels as rows, how many it has."""
         # A push says on which weights its gradient was computed, also when it is sent again after newer ones came.
         self._bases = [state.version for state in client._states]
 
-    def carries(self, out: Outgoing) -> bool:
+    def carries(self, out: Staged) -> bool:
         """Whether any piece of the message has a gradient; if none has, it travels without payload."""
         return any(any(self._bitmaps[shard]) for shard in out.message.shards)
 
@@ -240,7 +262,11 @@ class _PushOp(_Op):
     def _shard(self, shard: ShardId, epoch: int) -> ShardPush:
         base = self._bases[shard]
         assert base is not None, shard  # attach pulls before the first push
-        return ShardPush(shard=shard, shard_epoch=epoch, base=base, present=self._bitmaps[shard])
+        present = self._bitmaps[shard]
+        rows = self.rows.get(shard, DENSE)  # of a gradient that is left out, none travel
+        return ShardPush(
+            shard=shard, shard_epoch=epoch, base=base, present=present, rows=rows if any(present) else min(rows, 0)
+        )
 
     def settle(self, message: Message, payload: Tensor, done: Sequence[ShardReply]) -> None:
         super().settle(message, payload, done)

@@ -58,6 +58,14 @@ class Feed(Protocol):
         """Hand everything back, leave the job and raise `WorkerDrained`."""
         ...
 
+    def flush(self) -> None:
+        """Push what has been accumulated."""
+        ...
+
+    def abandon(self) -> None:
+        """Forget what has been accumulated: its samples are handed back."""
+        ...
+
 
 class Stream:
     """One call of `worker.epochs`: an iterator over `Epoch`s. Not thread-safe: for the training thread."""
@@ -112,6 +120,7 @@ class Stream:
                 yield samples
                 self._pace.stop()
                 self.ledger.consume()
+            self._feed.flush()
             self.ledger.finish()
         finally:
             self.open = False
@@ -120,6 +129,7 @@ class Stream:
     def hand_back(self) -> None:
         """Leave the current epoch; does nothing between epochs."""
         self._sizes.clear()
+        self._feed.abandon()
         if self._feed.lifecycle.fatal:
             return
         try:
@@ -145,6 +155,7 @@ class Stream:
             if lease.verdict is not LeaseVerdict.WAIT:
                 self._ended = lease.verdict is LeaseVerdict.STREAM_END
                 return False
+            self._feed.flush()
             self.ledger.finish()
             wait_s = _LEASE_WAIT_S
             self._feed.lifecycle.check()

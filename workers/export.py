@@ -17,13 +17,14 @@ from ps.errors import PsError, UnsupportedError
 from ps.sharding.partition import make_plan
 from ps.sharding.spec import ModelSignature
 from ps.types import JobState, LeaveReason, Role
-from workers.buffers import ModelMemory, torch_dtype
+from workers.buffers import ModelMemory
 from workers.client import ParameterClient
 from workers.cluster import Cluster
 from workers.config import WorkerConfig
 from workers.exchange import Exchange
 from workers.lifecycle import Lifecycle
 from workers.routing import Routes
+from workers.staging import torch_dtype
 
 log = logging.getLogger(__name__)
 

@@ -94,7 +94,9 @@ class Worker:
         """Pushes of all workers that this model's weights hold; 0 before `attach`, rises with `step()` and `pull()`."""
         return self._attachment.client.global_step if self._attachment else 0
 
-    def attach(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer, *, accumulate: int = 1, on_nonfinite: str = "raise"
+    ) -> Optimizer:
         """Agree on initial weights with the job, and make `optimizer.step()` remote, in place; returns the same object.
 
         The first worker's weights count; all others get them. Optimizer state lives on the servers, one step per push.
@@ -102,6 +104,13 @@ class Worker:
         stay local to each worker. Blocks until servers are there and weights are in. Raises `UnsupportedError`,
         `ModelError` or `ModelMismatch` by name, leaving the optimizer as it was. Data loaders that fork worker
         processes should have done so before: RPC starts here.
+
+        With `accumulate=k` call `step()` and `zero_grad()` for every micro-batch, with its undivided loss: each k-th
+        step pushes the mean of the gradients since the last push, the others only keep theirs. The end of an epoch of
+        `epochs()` pushes what is left, as the mean over those that were seen; elsewhere call `flush()`.
+
+        `on_nonfinite` says what becomes of a step whose gradient holds inf or NaN: `raise`, `skip` it (no weight
+        moves), or `zero` such elements; worker, step and parameter are named in the error or the log.
         """
         self.lifecycle.check()
         self._check_not_left()
@@ -121,21 +130,48 @@ class Worker:
             clock=self.clock,
             drain=self.drain,
             stepper=self,
+            accumulate=accumulate,
+            on_nonfinite=on_nonfinite,
         )
         return optimizer
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that wait for the next push; 0 right after one, and without `attach(accumulate=...)`."""
+        return self._attachment.batches.calls if self._attachment else 0
+
     def step(self) -> None:
-        """What the attached optimizer's `step()` does: push the gradients and take the new weights."""
+        """What the attached optimizer's `step()` does: push the gradients and take the new weights.
+
+        With `attach(accumulate=k)` only every k-th call does, the others keep the gradients for it.
+        """
         self.lifecycle.check()
         self._check_not_left()
+        assert self._attachment is not None
+        if self._attachment.batches.add():
+            self._push()
+        if self.lifecycle.draining and not any(stream.open for stream in self._streams):
+            self.drain()
+
+    def flush(self) -> None:
+        """Push the micro-batches that wait, if any, as the mean over them. Epochs of `epochs()` do it at their end."""
+        self.lifecycle.check()
+        self._check_not_left()
+        if self.micro_batches:
+            self._push()
+
+    def abandon(self) -> None:
+        """Forget the micro-batches that wait, without pushing them. Called when their samples are handed back."""
+        if self._attachment is not None:
+            self._attachment.batches.drop()
+
+    def _push(self) -> None:
         assert self._attachment is not None
         samples = sum(stream.ledger.unpushed for stream in self._streams)
         self._attachment.push(samples)
         self.lifecycle.count_step(samples)
         for stream in self._streams:
             stream.ledger.pushed()
-        if self.lifecycle.draining and not any(stream.open for stream in self._streams):
-            self.drain()
 
     def pull(self) -> None:
         """Take the newest weights from the servers into the model, for example before evaluation.
@@ -195,6 +231,7 @@ class Worker:
         """Hand everything back, leave the job, raise `WorkerDrained`. Called by data streams, `attach` and `step`."""
         reason = self.lifecycle.drain_reason
         log.info("leaving: %s", reason)
+        self.flush()
         self._hand_back()
         self._leave(LeaveReason.DRAINED, 0, reason)
         raise WorkerDrained(reason)
@@ -211,6 +248,8 @@ class Worker:
         self.lifecycle.check_fork()
         self._closed = True
         try:
+            if error is None:
+                self._flush_at_end()
             self._hand_back()
             self._leave(*_goodbye(error))
         finally:
@@ -231,6 +270,15 @@ class Worker:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Worker can't be pickled or copied: it is this process's place in the job")
+
+    def _flush_at_end(self) -> None:
+        """For micro-batches of the script's own data, whose end nobody else sees."""
+        if not self.micro_batches or self._left or self.lifecycle.fatal:
+            return
+        try:
+            self._push()
+        except PsError as error:
+            log.warning("the last %d micro-batches could not be pushed: %s", self.micro_batches, error)
 
     def _hand_back(self) -> None:
         for stream in self._streams:
