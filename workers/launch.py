@@ -78,6 +78,7 @@ def run(config: LocalConfig) -> int:
     with open_dashboard() as dashboard:
         launcher = Launcher(config, folder, dashboard)
         code = launcher.run()
+    rundir.failures_into_logs(folder)
     rundir.ensure_summary(folder, launcher.outcome, launcher.reason)
     _say_goodbye(folder, launcher)
     return code

@@ -100,8 +100,16 @@ def first_failure(folder: Path, names: list[str]) -> Failure | None:
     return Failure(**json.loads(min(found, key=lambda path: path.stat().st_mtime_ns).read_text()))
 
 
+def failures_into_logs(folder: Path) -> None:
+    """Append each script's traceback to its worker's log, once nobody shows that log any more."""
+    for path in sorted((folder / "errors").glob("*.json")):
+        failure = Failure(**json.loads(path.read_text()))
+        with log_file(folder, failure.name).open("a") as log:
+            log.write(failure.traceback)
+
+
 def ensure_summary(folder: Path, outcome: str, reason: str) -> None:
-    """Write `summary.json` in the coordinator's place if it could not: killed, or never up. Only then its numbers are 0.
+    """Write `summary.json` in the coordinator's place if it could not: killed, or never up. Its numbers are then 0.
 
     All its keys are there, so that whoever reads it needs no second way.
     """

@@ -27,6 +27,7 @@ def test_script_that_raises(tmp_path: Path) -> None:
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1].strip().startswith(f'File "{SCRIPT}", line ')
     assert lines[-1] == "ValueError: raised by the script"
+    assert "ValueError: raised by the script" in local.log("worker-0") + local.log("worker-1")
     summary = local.summary()
     assert summary["outcome"] == "failed" and "ValueError: raised by the script" in summary["reason"]
 
@@ -65,6 +66,24 @@ def test_scripts_without_a_job(tmp_path: Path, script: str, code: int, last: str
     assert local.summary()["outcome"] == ("failed" if code else "finished")
     if last is not None:
         assert local.err.splitlines()[-1] == last
+
+
+def test_script_is_run_as_python_would(tmp_path: Path) -> None:
+    """Arguments, `__main__`, the script's folder on sys.path, and processes that it spawns itself."""
+    (tmp_path / "helper.py").write_text("def double(x): return 2 * x\n")
+    script = (
+        "import multiprocessing, os, sys\n"
+        "import helper\n"
+        "def quadruple(x): return helper.double(helper.double(x))\n"
+        "if __name__ == '__main__':\n"
+        "    assert sys.argv[1:] == ['--servers', '5', 'a b'], sys.argv\n"
+        "    assert sys.path[0] == os.path.dirname(os.path.realpath(__file__)), sys.path\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print('answer', pool.apply(quadruple, (10,)))\n"
+    )
+    with Local(script, tmp_path, arguments=["--servers", "5", "a b"]) as local:
+        assert local.wait() == 0, local.out + local.err
+    assert "answer 40" in local.log("worker-0")
 
 
 def test_wrong_command_lines(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from tests.support.cluster import Json, Local, Process
 from tests.support.polling import assert_eventually
 
 SCRIPT = Path(train.__file__)
-SAMPLES = 400
+SAMPLES = 800
 
 
 def job(folder: Path, *arguments: str, workers: int = 2, servers: int = 1) -> Local:
-    """A cluster that trains on 400 samples, in 50 batches."""
-    return Local(SCRIPT, folder, servers=servers, workers=workers, arguments=[str(folder), *arguments])
+    """A cluster that trains on 800 samples, in 100 batches."""
+    return Local(
+        SCRIPT, folder, servers=servers, workers=workers, arguments=[str(folder), f"--samples={SAMPLES}", *arguments]
+    )
 
 
 def steps(status: Json, name: str) -> int:
@@ -67,30 +69,31 @@ def test_every_worker_killed(tmp_path: Path) -> None:
 
 
 def test_worker_joins_late_and_worker_drains(tmp_path: Path) -> None:
-    """A worker started by hand takes leases while the job runs; one that gets SIGTERM finishes its step and exits 0.
-
-    Nobody dies, so each sample is pushed exactly once.
+    """Workers started by hand take leases while the job runs; at SIGTERM one finishes its step and exits with 0, and so
+    it does at Ctrl-C, with 130. Nobody dies, so each sample is pushed exactly once.
     """
     with job(tmp_path, "--wait-worker=worker-0", "--step-s=0.01", workers=1) as local:
         assert_eventually((tmp_path / "waiting").exists)
         late = [
             "worker",
             f"--coordinator={local.address()}",
-            "--name=late",
             str(SCRIPT),
             str(tmp_path),
-            "--step-s=0.05",
+            f"--samples={SAMPLES}",
+            "--step-s=0.1",
         ]
-        with Process(late, tmp_path, "late") as worker:
-            local.wait_until(lambda s: steps(s, "late") >= 3, "the late worker trains")
-            worker.signal(signal.SIGTERM)
-            assert worker.wait() == 0, worker.err
-        drained = local.wait_until(lambda s: state(s, "late") == "left")
-        assert steps(drained, "late") < 50
+        with Process([*late[:2], "--name=a", *late[2:]], tmp_path, "a") as a:
+            with Process([*late[:2], "--name=b", *late[2:]], tmp_path, "b") as b:
+                local.wait_until(lambda s: steps(s, "a") >= 2 and steps(s, "b") >= 2, "the late workers train")
+                a.signal(signal.SIGTERM)
+                b.signal(signal.SIGINT)
+                assert (a.wait(), b.wait()) == (0, 130), a.err + b.err
+        drained = local.wait_until(lambda s: state(s, "a") == state(s, "b") == "left")
+        assert steps(drained, "a") + steps(drained, "b") < 100
         (tmp_path / "go").touch()
         assert local.wait() == 0, local.out + local.err
     assert set(all_once_or_more(tmp_path).values()) == {1}
-    assert local.summary()["workers_seen"] == 2
+    assert local.summary()["workers_seen"] == 3
 
 
 def test_server_killed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def assert_eventually(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "") -> None:
+def assert_eventually(condition: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
     """Ask again and again until `condition()` is true; fails after `timeout_s`: generous, as only failures wait."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
