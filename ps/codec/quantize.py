@@ -30,7 +30,8 @@ from ps.codec.frame import CHUNK_ELEMS, FLOAT32_MAX, Body, Framed, Header
 from ps.errors import WireError
 
 BLOCK_ELEMS = 256
-"""Measured: 128 is 1.3 times slower and sends 1.5% more, 1024 is no faster and twice as far off on gradients."""
+"""Measured from 64 to 2048: times differ by a fifth; relative error of normal (heavy-tailed, log-normal scale) values:
+64: 0.6% (1.3%), 256: 0.7% (2.0%), 1024: 0.8% (3.0%); times smaller than float32: 3.77, 3.94, 3.98."""
 
 SMALLEST = 2.0**-100
 """Blocks with no larger magnitude are sent as zeros: 1 / s stays finite and s a normal number."""
@@ -142,8 +143,8 @@ class Int8(Framed):
 def _noise() -> Tensor:
     """What is added before rounding: all odd multiples of 2^-18 between -1/2 and 1/2, in a fixed shuffle, twice.
 
-    From a random offset on, each single value is uniform. Drawing one per element took ten times as long as all the
-    rest. 1 MB, shared and only read.
+    From a random offset on, each single value is uniform. Drawing one per element took more than ten times as long
+    as all the rest. 1 MB, shared and only read.
     """
     values = (np.random.Generator(np.random.SFC64(1)).permutation(_NOISE_ELEMS) + 0.5) / _NOISE_ELEMS - 0.5
     return torch.from_numpy(values.astype(np.float32)).repeat(2)
