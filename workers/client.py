@@ -56,6 +56,7 @@ class ParameterClient:
         self._outs_epoch = -1
         self._bitmaps: tuple[tuple[bool, ...], list[bytes]] = ((), [])
         self._sequence = 0
+        self._loads = 0
         self._broken: BaseException | None = None
 
     @property
@@ -68,6 +69,11 @@ class ParameterClient:
         """Pushes by all workers that the weights in the model hold, counted on the first trained shard."""
         first = self._states[self._trained[0]].version if self._trained else None
         return first.counter if first is not None else 0
+
+    @property
+    def foreign_steps(self) -> int:
+        """Those of them that are not this worker's own."""
+        return max(0, self.global_step - self._sequence - self._loads)
 
     @property
     def _routes(self) -> Routes:

@@ -94,7 +94,8 @@ class Stream:
         self.open = False
         """Whether an epoch is being iterated over."""
         self.ledger = Ledger(feed.control, feed.clock, needs_push=needs_push)
-        self._next_epoch = feed.control.open_stream(spec)
+        self.next_epoch = feed.control.open_stream(spec)
+        """The epoch that comes next; of a stream that others have begun, first the oldest that is not done."""
 
     def __iter__(self) -> Iterator[Epoch]:
         return self
@@ -103,10 +104,10 @@ class Stream:
         self._feed.lifecycle.check()
         if self._feed.lifecycle.draining:
             self._feed.drain()
-        if self._ended or self._next_epoch >= self._spec.epochs:
+        if self._ended or self.next_epoch >= self._spec.epochs:
             raise StopIteration
-        self._next_epoch += 1
-        return Epoch(self, self._next_epoch - 1)
+        self.next_epoch += 1
+        return Epoch(self, self.next_epoch - 1)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Batches of an epoch, lease after lease; whatever ends it early hands back what was not trained on."""

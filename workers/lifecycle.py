@@ -14,7 +14,7 @@ from types import FrameType
 
 from ps.control.api import Admitted, ShardMap, WorkerProgress
 from ps.errors import CoordinatorLost, Fenced, ForkedProcess, JobFailed, PsError
-from ps.types import JobState
+from ps.types import JobState, LeaveReason
 
 Handler = Callable[[int, FrameType | None], object]
 """A Python signal handler."""
@@ -167,3 +167,15 @@ class DrainOnSigterm:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def goodbye(error: BaseException | None) -> tuple[LeaveReason, int, str]:
+    """Reason, exit code and detail of leaving with `error`."""
+    if error is None or isinstance(error, WorkerDrained):
+        return LeaveReason.DONE, 0, ""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        return (LeaveReason.FAILED if code else LeaveReason.DONE), code, f"exit code {code}" if code else ""
+    if isinstance(error, KeyboardInterrupt):
+        return LeaveReason.FAILED, 130, "interrupted (Ctrl-C)"
+    return LeaveReason.FAILED, 1, f"{type(error).__name__}: {error}".splitlines()[0][:500]

@@ -7,44 +7,24 @@ import logging
 import os
 import sys
 from types import TracebackType
-from typing import NoReturn, Protocol, SupportsFloat
+from typing import NoReturn, SupportsFloat
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ps.clock import Clock, MonotonicClock
-from ps.control.api import Control, Joined, StreamSpec
+from ps.control.api import StreamSpec
 from ps.errors import ConfigError, ForkedProcess, PsError, UnsupportedError
-from ps.rpc.transport import Transport
 from ps.types import LeaveReason, Role
 from workers.attach import Attachment, attach
+from workers.backend import Backend
 from workers.config import WorkerConfig, load
 from workers.data import Data, Stream, check_arguments, length_of
-from workers.lifecycle import DrainOnSigterm, Lifecycle, WorkerDrained, WorkerStopped
+from workers.lifecycle import DrainOnSigterm, Lifecycle, WorkerDrained, WorkerStopped, goodbye
+from workers.schedule import Schedules
 
 log = logging.getLogger(__name__)
-
-
-class Backend(Protocol):
-    """Where a worker's coordinator and servers are."""
-
-    @property
-    def control(self) -> Control:
-        """The line to the coordinator."""
-        ...
-
-    @property
-    def alone(self) -> bool:
-        """True: everything is in this process."""
-        ...
-
-    def open_transport(self, joined: Joined) -> Transport:
-        """Open this process's line to servers. Called once, by `attach`."""
-        ...
-
-    def close(self) -> None:
-        """End what the backend started, after the worker has left. Idempotent."""
-        ...
 
 
 class Worker:
@@ -64,6 +44,7 @@ class Worker:
         self._backend = backend
         self._config = config
         self._attachment: Attachment | None = None
+        self._schedules = Schedules(self)
         self._streams: list[Stream] = []
         self._streams_opened = 0
         self._left = False
@@ -93,6 +74,11 @@ class Worker:
     def global_step(self) -> int:
         """Pushes of all workers that this model's weights hold; 0 before `attach`, rises with `step()` and `pull()`."""
         return self._attachment.client.global_step if self._attachment else 0
+
+    @property
+    def foreign_steps(self) -> int:
+        """Those pushes in `global_step` that are not this worker's own."""
+        return self._attachment.client.foreign_steps if self._attachment else 0
 
     def attach(
         self, model: nn.Module, optimizer: Optimizer, *, accumulate: int = 1, on_nonfinite: str = "raise"
@@ -173,6 +159,21 @@ class Worker:
         for stream in self._streams:
             stream.ledger.pushed()
 
+    def schedule(self, scheduler: LRScheduler, per: str = "step") -> LRScheduler:
+        """Let a learning-rate scheduler follow the job instead of this worker alone; returns the same object.
+
+        With `per="step"` its `step()`, called after each `optimizer.step()`, goes on by one, and by one more for each
+        push of other workers that has arrived: all workers stand at `global_step`, and a schedule made for the whole
+        data set is gone through once, by all of them together. A worker that joins late starts there. Call it after
+        `attach`. With `per="epoch"`, for a `step()` at the end of each epoch, a late worker starts at the epoch it
+        joins in. Without `schedule`, a scheduler counts its own worker's steps. With one worker there is no difference.
+        Each push carries its own worker's current values. Raises `UnsupportedError` for `ReduceLROnPlateau`.
+        """
+        if self._attachment is None and per == "step":
+            raise ConfigError("schedule() before attach(): which step the job is at is known once a model is attached")
+        self._schedules.add(scheduler, per)
+        return scheduler
+
     def pull(self) -> None:
         """Take the newest weights from the servers into the model, for example before evaluation.
 
@@ -219,6 +220,7 @@ class Worker:
         )
         self._streams_opened += 1
         self._streams.append(stream)
+        self._schedules.opened(stream.next_epoch)
         return stream
 
     def report(self, **numbers: SupportsFloat) -> None:
@@ -251,7 +253,7 @@ class Worker:
             if error is None:
                 self._flush_at_end()
             self._hand_back()
-            self._leave(*_goodbye(error))
+            self._leave(*goodbye(error))
         finally:
             self._sigterm.restore()
             _forget(self)
@@ -298,18 +300,6 @@ class Worker:
     def _check_not_left(self) -> None:
         if self._left or self._closed:
             raise PsError(f"worker {self.name} has left the job; join() again in a new process")
-
-
-def _goodbye(error: BaseException | None) -> tuple[LeaveReason, int, str]:
-    """Reason, exit code and detail of leaving with `error`."""
-    if error is None or isinstance(error, WorkerDrained):
-        return LeaveReason.DONE, 0, ""
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        return (LeaveReason.FAILED if code else LeaveReason.DONE), code, f"exit code {code}" if code else ""
-    if isinstance(error, KeyboardInterrupt):
-        return LeaveReason.FAILED, 130, "interrupted (Ctrl-C)"
-    return LeaveReason.FAILED, 1, f"{type(error).__name__}: {error}".splitlines()[0][:500]
 
 
 def join(coordinator: str | None = None, *, name: str = "", advertise: str = "", interface: str = "") -> Worker:
