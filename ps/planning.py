@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ps.errors import ConfigError
-from ps.optim.spec import served
+from ps.optim.spec import check_param, served
 from ps.sharding.assign import bytes_per_server, place
 from ps.sharding.partition import make_plan
 from ps.sharding.spec import ModelSignature, ParamSpec, ShardingPlan
@@ -42,11 +42,19 @@ def signature(model: str, optimizer: str) -> ModelSignature:
     module = _build(_factory(model))
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(f"--model {model} returned {type(module).__name__}, not a torch.nn.Module")
+    tables = [m for m in module.modules() if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse]
+    rows = {id(table.weight) for table in tables}
     params = tuple(
-        ParamSpec(name=name, shape=tuple(param.shape), dtype=str(param.dtype).removeprefix("torch."), group=0)
+        ParamSpec(name=name, shape=tuple(param.shape), dtype=_dtype(param), group=0, sparse=id(param) in rows)
         for name, param in module.named_parameters()
     )
+    for spec in params:
+        check_param(choice, spec.name, dtype=spec.dtype, sparse=spec.sparse)
     return ModelSignature(params=params, optimizer=choice.name, whole_tensors=choice.whole_tensors)
+
+
+def _dtype(param: torch.nn.Parameter) -> str:
+    return str(param.dtype).removeprefix("torch.")
 
 
 def layout(model: ModelSignature, servers: int, shard_bytes: int) -> Layout:

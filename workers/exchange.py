@@ -121,13 +121,22 @@ class Exchange:
         self._connected: set[Incarnation] = set()
         self._secrets: dict[Incarnation, bytes] = {}  # one entry per server ever met, at most MAX_INCARNATION
 
-    def run(self, operation: Operation, messages: Sequence[tuple[Message, Tensor | None]]) -> None:
+    def run(
+        self,
+        operation: Operation,
+        messages: Sequence[tuple[Message, Tensor | None]],
+        sources: Sequence[Message] | None = None,
+    ) -> None:
         """Bring every shard of every message to an answer; blocks, while signal handlers run on the main thread.
+
+        A payload that goes out is laid out as its message says, or as its entry of `sources`.
 
         Raises `Fenced`, `Refused`, `JobFailed`, `CoordinatorLost`, `WorkerStopped`, or after `retry_s` without any
         progress the `TransportError` that stood in the way.
         """
-        run = _Run(operation, deque(_Job(message, message, payload) for message, payload in messages))
+        layouts = sources or [message for message, _ in messages]
+        jobs = (_Job(message, at, payload) for (message, payload), at in zip(messages, layouts, strict=True))
+        run = _Run(operation, deque(jobs))
         while run.queue or run.flights:
             self._lifecycle.check()
             self._launch(run)

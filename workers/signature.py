@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,12 +14,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ps.errors import ModelError, UnsupportedError
-from ps.optim.spec import SERVED, ServedOptimizer, hyper, served
-from ps.sharding.spec import NO_GROUP, ModelSignature, ParamSpec
+from ps.optim.spec import SERVED, ServedOptimizer, check_param, check_rows, hyper, served
+from ps.sharding.spec import DTYPE_BYTES, NO_GROUP, ModelSignature, ParamSpec
 from ps.types import Hyper
-
-SERVED_DTYPES = (torch.float32, torch.float64)
-"""Parameter dtypes that are served; half precision needs fp32 masters on the servers, which are not built yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +42,11 @@ def describe(model: nn.Module, optimizer: Optimizer) -> Description:
     check_same_params(named, optimizer)
     check_memory(named)
     check_state(optimizer)
-    hyper_groups(optimizer, found)
-    specs = tuple(_spec(name, param, groups.get(id(param), NO_GROUP)) for name, param in named)
+    rows = sparse_params(model)
+    specs = tuple(
+        _spec(name, param, groups.get(id(param), NO_GROUP), found.sparse and id(param) in rows) for name, param in named
+    )
+    check_kinds(specs, [param for _, param in named], rows, found, hyper_groups(optimizer, found))
     signature = ModelSignature(params=specs, optimizer=found.name, whole_tensors=found.whole_tensors)
     return Description(signature=signature, params=tuple(param for _, param in named), served=found, base=base)
 
@@ -109,19 +109,37 @@ def _check_step(optimizer: Optimizer, kind: type[Optimizer], base: type[Optimize
 
 
 def check_modules(model: nn.Module) -> None:
-    """Refuse modules that write weights in forward, or make sparse gradients."""
+    """Refuse modules that write weights in forward."""
     for name, module in unwrap(model).named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            if module.max_norm is not None:
-                raise UnsupportedError(
-                    f"{type(module).__name__} {name!r} has max_norm={module.max_norm}: it changes weights in forward, "
-                    "and the servers would overwrite that. Leave max_norm out (normalise in your own forward instead)"
-                )
-            if module.sparse:
-                raise UnsupportedError(
-                    f"{type(module).__name__} {name!r} has sparse=True: sparse gradients are not served yet; use "
-                    "sparse=False"
-                )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UnsupportedError(
+                f"{type(module).__name__} {name!r} has max_norm={module.max_norm}: it changes weights in forward, "
+                "and the servers would overwrite that. Leave max_norm out (normalise in your own forward instead)"
+            )
+
+
+def sparse_params(model: nn.Module) -> frozenset[int]:
+    """Ids of the parameters whose gradients come as rows: weights of embeddings with sparse=True."""
+    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    return frozenset(id(embedding.weight) for embedding in embeddings if embedding.sparse)
+
+
+def check_kinds(
+    specs: Sequence[ParamSpec],
+    params: Sequence[nn.Parameter],
+    rows: frozenset[int],
+    found: ServedOptimizer,
+    groups: Sequence[Hyper],
+) -> None:
+    """Refuse parameters that the class can't train, as it does itself, but before the first step.
+
+    `rows` are the ids of those whose gradients come as rows.
+    """
+    for spec, param in zip(specs, params, strict=True):
+        if spec.group != NO_GROUP and param.requires_grad:
+            check_param(found, spec.name, dtype=spec.dtype, sparse=id(param) in rows)
+        if spec.sparse:
+            check_rows(found, spec.name, groups[spec.group])
 
 
 def check_same_params(named: list[tuple[str, nn.Parameter]], optimizer: Optimizer) -> None:
@@ -160,10 +178,10 @@ def _check_param(name: str, param: nn.Parameter) -> None:
         raise ModelError(f"parameter {name!r} has no shape yet (lazy module): run one forward pass before attach()")
     if param.device.type == "meta":
         raise ModelError(f"parameter {name!r} is on the meta device and has no values: initialise it before attach()")
-    if param.dtype not in SERVED_DTYPES:
+    if _name(param.dtype) not in DTYPE_BYTES:
         raise UnsupportedError(
-            f"parameter {name!r} is {str(param.dtype).removeprefix('torch.')}; served are float32 and float64 "
-            "(for half precision keep float32 weights and use torch.autocast)"
+            f"parameter {name!r} is {_name(param.dtype)}; served are {', '.join(DTYPE_BYTES)}. Register what is not "
+            "trained as a buffer"
         )
     if param.layout is not torch.strided or type(param.data) is not torch.Tensor or param.is_inference():
         raise UnsupportedError(
@@ -188,5 +206,11 @@ def check_state(optimizer: Optimizer) -> None:
             )
 
 
-def _spec(name: str, param: nn.Parameter, group: int) -> ParamSpec:
-    return ParamSpec(name=name, shape=tuple(param.shape), dtype=str(param.dtype).removeprefix("torch."), group=group)
+def _spec(name: str, param: nn.Parameter, group: int, sparse: bool) -> ParamSpec:
+    return ParamSpec(
+        name=name, shape=tuple(param.shape), dtype=_name(param.dtype), group=group, sparse=sparse and group != NO_GROUP
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

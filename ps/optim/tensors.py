@@ -63,10 +63,18 @@ class TensorOptimizer:
             for index, (param, (begin, end)) in enumerate(zip(self._params, self._stretches, strict=True)):
                 if present[index >> 3] >> (index & 7) & 1:
                     param.grad = grads if grads.is_sparse else grads[begin:end].view(param.shape)
-            self._step(optimizer)
+            self._run(optimizer, sparse=grads.is_sparse)
         finally:
             for param in self._params:
                 param.grad = None
+
+    def _run(self, optimizer: torch.optim.Optimizer, *, sparse: bool) -> None:
+        if not sparse:
+            self._step(optimizer)
+            return
+        # Ids were checked when they came; torch warns, once, unless it is told not to check them again.
+        with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+            self._step(optimizer)
 
     def _with(self, hyper: Hyper) -> torch.optim.Optimizer:
         """The optimizer, with these hyper-parameters in force."""

@@ -78,6 +78,80 @@ class Strided(nn.Module):
         return out
 
 
+class Turn(nn.Module):
+    """A complex layer."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(9, 12, dtype=dtype) / 3)
+        self.phase = nn.Parameter(torch.randn(12, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 9) → (batch, 12), complex."""
+        return x.to(self.weight.dtype) @ self.weight * self.phase
+
+
+class Waves(nn.Module):
+    """A complex layer between real ones."""
+
+    def __init__(self, dtype: torch.dtype = torch.complex64) -> None:
+        super().__init__()
+        self.front = nn.Linear(7, 9, dtype=dtype.to_real())
+        self.turn = Turn(dtype)
+        self.out = nn.Linear(24, 3, dtype=dtype.to_real())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 7) → (batch, 3)."""
+        hidden = self.turn(self.front(x))
+        out: Tensor = self.out(torch.tanh(torch.cat((hidden.real, hidden.imag), 1)))
+        return out
+
+
+class Mixed(nn.Module):
+    """Parameters of six dtypes, one that is empty and one without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Linear(7, 16)
+        self.fp16 = nn.Linear(16, 16, dtype=torch.float16)
+        self.bf16 = nn.Linear(16, 16, dtype=torch.bfloat16)
+        self.fp64 = nn.Linear(16, 16, dtype=torch.float64)
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+        self.waves = nn.ModuleList([Waves(torch.complex64), Waves(torch.complex128)])
+        self.head = nn.Linear(16, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 7) → (batch, 3)."""
+        hidden = self.front(x.to(self.front.weight.dtype))
+        for layer in (self.fp16, self.bf16, self.fp64):
+            hidden = torch.tanh(layer(hidden.to(layer.weight.dtype)))
+        hidden = torch.tanh(self.head((hidden * self.scale).float()))
+        first, second = self.waves
+        out: Tensor = first(hidden) + second(hidden.double()).float() + self.empty.sum()
+        return out
+
+
+class Words(nn.Module):
+    """Two embeddings whose gradients are rows, with repeated ids, and at some calls without any."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, *, head: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 6, sparse=True, dtype=dtype)
+        self.bags = nn.EmbeddingBag(9, 3, sparse=True, mode="sum", dtype=dtype)
+        self.head = nn.Linear(6, 3, dtype=dtype) if head else None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 7) → (batch, 3): the inputs serve as ids."""
+        ids = (x.float().abs() * 20).long()
+        self.calls += 1
+        words = self.words(ids[:, : 0 if self.calls % 5 == 3 else 4] % 40).sum(1)
+        bags: Tensor = self.bags(ids[:, 4:] % 9) if self.calls % 7 else words[:, :3]
+        hidden: Tensor = words[:, 3:] if self.head is None else self.head(torch.tanh(words))
+        return hidden + bags
+
+
 def batches(count: int, size: int = 8, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
     """`count` batches of (inputs (size, 7), targets (size, 3)), always the same ones."""
     generator = torch.Generator().manual_seed(11)

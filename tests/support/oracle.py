@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import backward
 from torch.nn.functional import mse_loss
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, StepLR
 
-from tests.support.models import Mlp, Moody, Strided, Tied, batches
+from tests.support.models import Mixed, Mlp, Moody, Strided, Tied, Waves, Words, batches
 
 STEPS = 50
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 Attach = Callable[[nn.Module, Optimizer], Optimizer]
 """`worker.attach`, or `plain`."""
@@ -25,7 +28,28 @@ Loop = Callable[[nn.Module, Optimizer, Attach], None]
 
 
 def plain(model: nn.Module, optimizer: Optimizer) -> Optimizer:
-    """The oracle: nothing is attached."""
+    """The oracle: nothing is attached. 16-bit parameters get float32 masters, from which they are cast at each step."""
+    groups = optimizer.param_groups
+    masters = {
+        param: param.detach().float() for group in groups for param in group["params"] if param.dtype in HALF_DTYPES
+    }
+    for group in groups if masters else ():
+        group["params"] = [masters.get(param, param) for param in group["params"]]
+
+    def to_masters(*_: object) -> None:
+        for param, master in masters.items():
+            master.grad = None if param.grad is None else param.grad.float()
+
+    def from_masters(*_: object) -> None:
+        with torch.no_grad():
+            for param, master in masters.items():
+                param.copy_(master)
+
+    if masters:
+        optimizer.state.clear()
+        optimizer.zero_grad = model.zero_grad  # type: ignore[method-assign]
+        optimizer.register_step_pre_hook(to_masters)
+        optimizer.register_step_post_hook(from_masters)
     return optimizer
 
 
@@ -116,6 +140,51 @@ def thawed(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
         optimizer.step()
 
 
+def expanded(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
+    """Gradients whose elements share memory, as an expanded scalar."""
+    attach(model, optimizer)
+    for x, y in batches(STEPS):
+        optimizer.zero_grad()
+        backward(loss_of(model, x, y))
+        for param in model.parameters():
+            assert param.grad is not None
+            param.grad = param.grad.mean().expand_as(param)
+        optimizer.step()
+
+
+def rows(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
+    """The simple loop; torch's Adagrad warns unless it is told whether to check its sparse tensors."""
+    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+        simple(model, optimizer, attach)
+
+
+def cast(dtype: torch.dtype, optimizer: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Module], Optimizer]:
+    """With the model in this dtype."""
+    return lambda model: optimizer(model.to(dtype))
+
+
+def by_name(name: str, **options: object) -> Callable[[nn.Module], Optimizer]:
+    """A class of torch.optim over all parameters."""
+    kind: Callable[..., Optimizer] = getattr(torch.optim, name)
+    return lambda model: kind(model.parameters(), **options)
+
+
+def muon(model: nn.Module) -> Optimizer:
+    """Over the matrices; it takes nothing else."""
+    return Muon([param for param in model.parameters() if param.dim() == 2], lr=0.02)
+
+
+def words_groups(model: nn.Module) -> Optimizer:
+    """Dense and sparse parameters in groups with settings of their own; decay for the dense one only."""
+    assert isinstance(model, Words) and model.head is not None
+    groups: list[dict[str, Any]] = [
+        {"params": model.head.parameters(), "weight_decay": 0.1},
+        {"params": [model.bags.weight], "lr": 0.2},
+        {"params": [model.words.weight]},
+    ]
+    return Adagrad(groups, lr=0.05)
+
+
 def double(optimizer: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Module], Optimizer]:
     """In double precision."""
     return lambda model: optimizer(model.double())
@@ -163,6 +232,11 @@ def grouped(model: nn.Module) -> Optimizer:
     return AdamW(groups, lr=0.005)
 
 
+REPEATED_ROWS = "SGD adds rows that occur twice to the weights one by one; here they are summed before they are sent"
+REPEATED_HALF_ROWS = "rows that occur twice are summed and sent in 16 bits; the oracle's master gets them in 32"
+STRIDED_SUMS = "sums over a tensor in another memory order round differently; servers hold tensors row-major"
+
+
 @dataclass(frozen=True)
 class Case:
     """A run: what is built and how it is trained."""
@@ -170,6 +244,11 @@ class Case:
     model: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], Optimizer]
     loop: Loop = simple
+    splits: bool = True
+    """Whether small shards split its tensors; optimizers that need whole ones are kept whole."""
+    bound: float = 0.0
+    """How far from plain PyTorch, relative and absolute, where exact kernels are not bitwise it; `because` says why."""
+    because: str = ""
 
 
 CASES: dict[str, Case] = {
@@ -192,6 +271,35 @@ CASES: dict[str, Case] = {
     "unused_frozen_scalar_sgd": Case(Moody, sgd_full),
     "tied": Case(Tied, adamw),
     "strided": Case(Strided, sgd_full),
+    "adadelta": Case(Mlp, by_name("Adadelta", lr=1.0, weight_decay=0.01)),
+    "adamax": Case(Mlp, by_name("Adamax", lr=0.01, weight_decay=0.01)),
+    "nadam": Case(Mlp, by_name("NAdam", lr=0.01, weight_decay=0.01, decoupled_weight_decay=True)),
+    "radam": Case(Mlp, by_name("RAdam", lr=0.01, weight_decay=0.01)),
+    "asgd": Case(Mlp, by_name("ASGD", lr=0.05, t0=10, weight_decay=0.01)),
+    "rprop": Case(Mlp, by_name("Rprop", lr=0.01)),
+    "adam_amsgrad_maximize": Case(Mlp, by_name("Adam", lr=0.001, amsgrad=True, maximize=True)),
+    "sgd_maximize_dampening": Case(Mlp, by_name("SGD", lr=0.001, maximize=True, momentum=0.9, dampening=0.5)),
+    "rmsprop_maximize": Case(Mlp, by_name("RMSprop", lr=0.001, maximize=True)),
+    "adafactor": Case(Mlp, by_name("Adafactor", lr=0.05, weight_decay=0.01), splits=False),
+    "adafactor_scalar_unused": Case(Moody, by_name("Adafactor", lr=0.05), splits=False),
+    "adafactor_strided": Case(Strided, by_name("Adafactor", lr=0.05), splits=False, bound=1e-6, because=STRIDED_SUMS),
+    "muon": Case(Mlp, muon, splits=False),
+    "complex64": Case(Waves, adamw),
+    "complex128_sgd": Case(partial(Waves, torch.complex128), double(sgd_full)),
+    "bfloat16": Case(Mlp, cast(torch.bfloat16, adamw)),
+    "bfloat16_sgd_unused": Case(Moody, cast(torch.bfloat16, sgd_full)),
+    "float16": Case(Mlp, cast(torch.float16, adam)),
+    "bfloat16_adafactor": Case(Mlp, cast(torch.bfloat16, by_name("Adafactor", lr=0.05)), splits=False),
+    "mixed_dtypes": Case(Mixed, adamw),
+    "expanded_gradients": Case(Strided, sgd_full, expanded),
+    "sparse_sgd": Case(Words, sgd_plain, rows, bound=1e-6, because=REPEATED_ROWS),
+    "sparse_sgd_momentum": Case(Words, sgd_nesterov, rows, bound=1e-5, because=REPEATED_ROWS),
+    "sparse_adagrad": Case(Words, by_name("Adagrad", lr=0.05, lr_decay=0.01), rows),
+    "sparse_adagrad_groups": Case(Words, words_groups, rows),
+    "sparse_adagrad_bfloat16": Case(
+        Words, cast(torch.bfloat16, by_name("Adagrad", lr=0.05)), rows, bound=1e-2, because=REPEATED_HALF_ROWS
+    ),
+    "sparse_adam": Case(partial(Words, head=False), by_name("SparseAdam", lr=0.01), rows),
 }
 """By name, so that a script in another process can run one."""
 
