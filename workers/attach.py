@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -15,7 +16,7 @@ from ps.control.api import Control, Joined, Proposal, ShardMap, Verdict
 from ps.errors import PsError, UnsupportedError
 from ps.rpc.transport import Transport
 from ps.sharding.partition import make_plan
-from ps.sharding.spec import ModelSignature
+from ps.sharding.spec import NO_GROUP, ModelSignature
 from workers.buffers import ModelMemory
 from workers.client import ParameterClient
 from workers.config import WorkerConfig
@@ -25,7 +26,7 @@ from workers.microbatches import MicroBatches
 from workers.nonfinite import Screen
 from workers.optimizer import RemoteStep, Stepper, convert
 from workers.routing import Routes
-from workers.signature import Description, describe, hyper_groups
+from workers.signature import Description, describe, hyper_groups, unwrap
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 class Attachment:
     """A model on the servers, and the optimizer that trains it."""
 
+    model: nn.Module
     optimizer: Optimizer
     description: Description
     client: ParameterClient
@@ -52,6 +54,19 @@ class Attachment:
             name = self.description.signature.params[edited].name
             log.warning("pull: local changes of %r are replaced by the servers' weights", name)
         self.client.pull(force=edited is not None)
+
+    def load(self, state_dict: Mapping[str, object], *, strict: bool) -> None:
+        """Take a state dict and write its weights to the servers. On an error the weights are the servers'."""
+        specs = self.description.signature.params
+        frozen = [param for param, spec in zip(self.description.params, specs, strict=True) if spec.group == NO_GROUP]
+        before = [param.detach().clone() for param in frozen]
+        try:
+            unwrap(self.model).load_state_dict(state_dict, strict=strict)
+        except Exception:
+            self.client.pull(force=True, frozen_too=True)
+            raise
+        changed = not all(torch.equal(old, new) for old, new in zip(before, frozen, strict=True))
+        self.client.load(frozen_too=changed)
 
 
 def attach(
@@ -103,7 +118,7 @@ def attach(
         raise
     convert(optimizer, stepper)
     log.info("attached: %d parameters in %d shards", len(description.params), len(plan.shards))
-    return Attachment(optimizer, description, client, memory, batches, transport)
+    return Attachment(model, optimizer, description, client, memory, batches, transport)
 
 
 def _agree(

@@ -190,6 +190,6 @@ class ModelMemory:
             name = self.layout.plan.signature.params[index].name
             raise LocalWeightEdit(
                 f"weights of {name!r} were changed locally before step {step}: "
-                "the servers own the weights and would overwrite the change. Change weights before attach(), or call "
-                "worker.pull() to take the servers' weights again"
+                "the servers own the weights and would overwrite the change. Change weights before attach(), load "
+                "others for everybody with worker.load(state_dict), or call worker.pull() to take the servers' again"
             )

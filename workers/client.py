@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ps.errors import PsError, Refused
-from ps.rpc.wire import Caller, Hello, Init, Pull, Push, Request, ShardPush, ShardReply
+from ps.errors import Fenced, PsError, Refused
+from ps.rpc.wire import Caller, Hello, Init, Load, Pull, Push, Request, ShardPush, ShardReply
 from ps.sharding.spec import ShardingPlan
 from ps.types import DENSE, Hyper, ShardId, Version
 from workers.buffers import ModelMemory
@@ -102,6 +102,25 @@ class ParameterClient:
                 self._states[shard].version = None
         self._run(_PullOp(self), [(message, None) for message in self._messages(shards)])
         self._memory.remember()
+
+    def load(self, *, frozen_too: bool) -> None:
+        """Write this model's weights into every trained shard, for everybody; with `frozen_too` into all.
+
+        Raises `Refused` when other workers stand in the way; the weights here are then the servers' again.
+        """
+        shards = (*self._trained, *self._frozen) if frozen_too else self._trained
+        outs = [self._memory.outgoing(message) for message in self._messages(shards)]
+        for out in outs:
+            self._memory.stage_weights(out)
+        try:
+            self._run(_LoadOp(self), [(out.message, out.payload) for out in outs])
+        except Refused as error:
+            if not isinstance(error, Fenced):
+                self._broken = None
+                self.pull(force=True, frozen_too=True)
+            raise
+        self._loads += 1
+        self.pull(force=True)
 
     def push_pull(self, groups: tuple[Hyper, ...], samples: int, grads: Sequence[Tensor | None]) -> None:
         """Push gradients, one per parameter, and take the new weights: one push for each trained shard.
@@ -207,6 +226,13 @@ class _InitOp(_Op):
 
     def request(self, caller: Caller, shards: Sequence[ShardId], poll: bool) -> Request:
         return Init(caller=caller, shards=self._epochs(shards))
+
+
+class _LoadOp(_Op):
+    name = "load"
+
+    def request(self, caller: Caller, shards: Sequence[ShardId], poll: bool) -> Request:
+        return Load(caller=caller, shards=self._epochs(shards))
 
 
 class _HelloOp(_Op):

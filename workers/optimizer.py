@@ -52,7 +52,11 @@ class RemoteStep(Optimizer):
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
         """Refused: the plan of shards is fixed when the model is attached."""
-        raise UnsupportedError("add_param_group() after attach() is not served: give all groups before attach()")
+        raise UnsupportedError(
+            "add_param_group() after attach() is not served: which parameters are trained, and in which group, decides "
+            "how the model lies on the servers, and is agreed on once. Give all groups to the optimizer before "
+            "attach(): a group with lr=0, or parameters with requires_grad=False, wait there until they are wanted"
+        )
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Take the hyper-parameters only: the state is on the servers, and stays as it is there."""

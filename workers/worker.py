@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import NoReturn, SupportsFloat
 
@@ -184,6 +185,19 @@ class Worker:
         if self._attachment is None:
             raise ConfigError("pull() before attach(): there is no model to pull into")
         self._attachment.pull()
+
+    def load(self, state_dict: Mapping[str, object], *, strict: bool = True) -> None:
+        """Load weights into the model and, through the servers, for everybody: `model.load_state_dict` after `attach`.
+
+        Allowed for the only worker of the job, or before anybody has made a step; then other workers have the weights
+        after their next `step()` or `pull()`. Optimizer state stays as it is; buffers are loaded here only. Raises
+        `Refused` otherwise, and what `load_state_dict` raises; the model then has the servers' weights.
+        """
+        self.lifecycle.check()
+        self._check_not_left()
+        if self._attachment is None:
+            raise ConfigError("load() before attach(): there call model.load_state_dict(), the first worker's counts")
+        self._attachment.load(state_dict, strict=strict)
 
     def epochs(
         self,

@@ -24,7 +24,7 @@ class Status(IntEnum):
     """What became of one shard of a request."""
 
     OK = 1
-    """HELLO, INIT, PULL, PUSH: done; the payload holds the shard's weights where the request asked for them."""
+    """HELLO, INIT, LOAD, PULL, PUSH: done; the payload holds the shard's weights where the request asked for them."""
     DUPLICATE = 2
     """PUSH: that sequence number was applied before; answered like OK."""
     UNCHANGED = 3
@@ -71,6 +71,18 @@ class Init:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Replace the weights by others, for everybody; optimizer state stays. A new version.
+
+    Refused while it would pull the weights away from under other workers: unless this one is the only worker, or
+    nothing has been pushed to any of these shards yet.
+    """
+
+    caller: Caller
+    shards: tuple[tuple[ShardId, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
     """Ask for weights newer than `base`."""
 
@@ -108,7 +120,7 @@ class Push:
     """True: no payload; asks what became of a push that was answered PENDING."""
 
 
-Request: TypeAlias = "Hello | Init | Pull | Push"
+Request: TypeAlias = "Hello | Init | Load | Pull | Push"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +164,10 @@ MAX_TEXT = 1000
 
 _STATUSES = {int(status): status for status in Status}
 
-_HELLO, _INIT, _PULL, _PUSH, _REPLY = range(1, 6)
+_HELLO, _INIT, _PULL, _PUSH, _REPLY, _LOAD = range(1, 7)
+
+_BY_EPOCH: dict[int, type[Hello] | type[Init] | type[Load]] = {_HELLO: Hello, _INIT: Init, _LOAD: Load}
+"""Records of nothing but shards with their epochs."""
 
 
 def to_wire(request: Request, secret: bytes | None = None) -> Wire:
@@ -165,7 +180,8 @@ def to_wire(request: Request, secret: bytes | None = None) -> Wire:
     if isinstance(request, Pull):
         bases = tuple([(shard, epoch, base and tuple(base)) for shard, epoch, base in request.shards])
         return (*head, _PULL, bases)
-    return (*head, _HELLO if isinstance(request, Hello) else _INIT, request.shards)
+    kind = _HELLO if isinstance(request, Hello) else _INIT if isinstance(request, Init) else _LOAD
+    return (*head, kind, request.shards)
 
 
 def from_wire(wire: object) -> Request:
@@ -186,9 +202,8 @@ def from_wire(wire: object) -> Request:
     rows = _rows(rest[0])
     if type(kind) is int and kind == _PULL:
         return Pull(caller=caller, shards=tuple([_pull_row(row) for row in rows]))
-    if type(kind) is int and kind in (_HELLO, _INIT):
-        pairs = tuple([_epoch_row(row) for row in rows])
-        return Hello(caller=caller, shards=pairs) if kind == _HELLO else Init(caller=caller, shards=pairs)
+    if type(kind) is int and (record := _BY_EPOCH.get(kind)) is not None:
+        return record(caller=caller, shards=tuple([_epoch_row(row) for row in rows]))
     raise WireError(f"request: unknown kind {_brief(kind)}")
 
 

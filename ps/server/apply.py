@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ps.consistency.policy import Policy, PushEvent
 from ps.consistency.policy import Verdict as Admission
-from ps.rpc.wire import Init, Push, ShardPush, Status
+from ps.rpc.wire import Init, Load, Push, ShardPush, Status
 from ps.server.slots import MOST_INITIAL, MessageLayout, Slot, Work
 from ps.store.ordering import Verdict
 from ps.store.pool import Snapshot, SnapshotPool
@@ -155,6 +155,22 @@ class Applier:
             if slot is not None and slot.epoch == epoch and region is not None:
                 with slot.lock:
                     status = self._initial_one(slot, work.incarnation, region, chosen)
+            work.statuses[index] = status
+        return Outcome(work, own=len(request.shards))
+
+    def load(self, work: Work) -> Outcome:
+        """Replace weights; a new version of each shard. The request has been checked."""
+        request = work.request
+        assert isinstance(request, Load) and work.payload is not None
+        regions = work.layout.regions(work.payload)
+        for index, (_, epoch) in enumerate(request.shards):
+            slot, region = work.layout.slots[index], regions[index]
+            status = Status.MOVED
+            if slot is not None and slot.epoch == epoch and region is not None:
+                with slot.lock:
+                    if not slot.gone and self._admitted(work.incarnation):
+                        slot.shard.replace(region)
+                        status = Status.OK
             work.statuses[index] = status
         return Outcome(work, own=len(request.shards))
 

@@ -99,6 +99,25 @@ def check_groups(groups: tuple[Hyper, ...], optimizer: ServedOptimizer) -> str:
     return ""
 
 
+def check_load(layout: MessageLayout, workers: int) -> str:
+    """Weights may be replaced by the only worker, or before the first push; the rest only while nobody has them."""
+    shards = [slot.shard for slot in layout.slots if slot is not None]
+    if not all(shard.initialised for shard in shards):
+        return "there are no initial weights yet that could be replaced"
+    pushes = max((shard.pushes for shard in shards), default=0)
+    if workers > 1 and pushes:
+        return (
+            f"load() with {workers} workers in a job that has made {pushes} pushes would change the weights under the "
+            "others; load before the first step, or with one worker"
+        )
+    if workers > 1 and any(shard.spec.group == NO_GROUP for shard in shards):
+        return (
+            f"load() changes parameters that no optimizer group holds, and {workers} workers have them already: they "
+            "are transferred once. Load them with one worker, before the others join"
+        )
+    return ""
+
+
 def check_finite(work: Work, signature: ModelSignature) -> str:
     """No gradient that a push brings holds inf or NaN: it would spoil the weights, for everybody and for good.
 

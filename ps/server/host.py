@@ -20,11 +20,11 @@ from ps.control.api import Admitted, ServerProgress, ShardMap, ShardProgress
 from ps.optim.apply import warm_up
 from ps.optim.spec import ServedOptimizer, served
 from ps.rpc.transport import Answer
-from ps.rpc.wire import Hello, Init, Pull, Push, Reply, Request, Status
+from ps.rpc.wire import Hello, Init, Load, Pull, Push, Reply, Request, Status
 from ps.secrets import matches
 from ps.server.answers import Accepted, Answers, no_payload, standing
 from ps.server.apply import Applier, Coded, publish
-from ps.server.checks import check_finite, check_groups, check_payload, check_push
+from ps.server.checks import check_finite, check_groups, check_load, check_payload, check_push
 from ps.server.slots import Layouts, MessageLayout, Slot, Work, shard_ids
 from ps.server.threads import ApplyThreads, Ticker
 from ps.sharding.partition import make_plan
@@ -182,7 +182,7 @@ class Host:
             return Reply(refused="this incarnation is not admitted: it was evicted, or never joined", fenced=True)
         if not matches(caller.secret, member.secret):
             return Reply(refused=f"wrong secret for incarnation {caller.incarnation}")
-        if isinstance(request, Init | Push) and member.role is not Role.WORKER:
+        if isinstance(request, Init | Load | Push) and member.role is not Role.WORKER:
             return Reply(refused=f"incarnation {caller.incarnation} is no worker, and may only read")
         return None
 
@@ -200,8 +200,8 @@ class Host:
             return standing(layout, statuses, request.caller.incarnation)
         if isinstance(request, Pull):
             return self._pull(request, data, layout, answer)
-        if isinstance(request, Init):
-            return self._initialise(request, data, layout, answer)
+        if isinstance(request, Init | Load):
+            return self._write(request, data, layout, answer)
         return self._push(request, data, layout, installed.optimizer, answer)
 
     def _park(self, request: Request, payload: Tensor, answer: Answer) -> Reply | None:
@@ -228,8 +228,12 @@ class Host:
         work.statuses[:] = [Status.MOVED if not here else Status.OK for here in held]
         return self._take_in(work, answer)
 
-    def _initialise(self, request: Init, payload: Tensor, layout: MessageLayout, answer: Answer) -> Reply | None:
-        if reason := check_payload(payload, layout):
+    def _write(self, request: Init | Load, payload: Tensor, layout: MessageLayout, answer: Answer) -> Reply | None:
+        workers = [member for member in self._admitted.values() if member.role is Role.WORKER]
+        reason = check_payload(payload, layout)
+        if not reason and isinstance(request, Load):
+            reason = check_load(layout, len(workers))
+        if reason:
             return Reply(refused=reason)
         return self._take_in(Work(request, payload, layout), answer)
 
@@ -276,6 +280,9 @@ class Host:
             return
         if isinstance(work.request, Pull):
             self._answers.decided(work, work.undecided)
+            return
+        if isinstance(work.request, Load):
+            self._answers.decided(work, self._applier.load(work).own + 1)
             return
         if isinstance(work.request, Init):
             installed = self._installed

@@ -69,6 +69,13 @@ class DenseShard:
         self._clear_padding()
         self._optimizer = optimizer_for(self.spec, self._served, self._weights, exact=self._exact)
 
+    def replace(self, region: Tensor) -> None:
+        """Take other weights from the shard's bytes, copying them: a new version. Optimizer state stays as it is."""
+        assert self._optimizer is not None, f"shard {self.spec.id} has no weights"
+        self._weights.copy_(region.view(self.dtype))
+        self._clear_padding()
+        self.version = Version(self.version.epoch, self.version.counter + 1)
+
     def write(self, out: Tensor) -> None:
         """Copy the weights to `out`, flat, in the wire's dtype."""
         out.copy_(self._weights)

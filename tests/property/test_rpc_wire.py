@@ -12,6 +12,7 @@ from ps.rpc.wire import (
     Caller,
     Hello,
     Init,
+    Load,
     Pull,
     Push,
     Reply,
@@ -52,6 +53,7 @@ bases = st.lists(st.tuples(shard_ids, naturals, st.none() | versions), max_size=
 requests: st.SearchStrategy[Request] = st.one_of(
     st.builds(Hello, caller=callers, shards=pairs),
     st.builds(Init, caller=callers, shards=pairs),
+    st.builds(Load, caller=callers, shards=pairs),
     st.builds(Pull, caller=callers, shards=bases),
     st.builds(
         Push,

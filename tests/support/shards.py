@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ps.control.api import Admitted, Holder, ServerPeer, ShardMap
 from ps.optim.spec import hyper, served
-from ps.rpc.wire import Caller, Hello, Init, Pull, Push, Reply, Request, ShardPush, Status
+from ps.rpc.wire import Caller, Hello, Init, Load, Pull, Push, Reply, Request, ShardPush, Status
 from ps.server.host import Host
 from ps.sharding.layout import payload_bytes
 from ps.sharding.partition import make_plan
@@ -129,6 +129,12 @@ class Client:
         """Write initial weights, all equal to `value`."""
         ids = shards if shards is not None else [shard.id for shard in self.plan.shards]
         request = Init(caller=self.caller, shards=tuple((ShardId(shard), 1) for shard in ids))
+        return self.submit(request, self.payload(value, ids))
+
+    def load(self, value: float, shards: Sequence[int] | None = None) -> Answered:
+        """Replace the weights, all by `value`."""
+        ids = list(shards if shards is not None else self.all)
+        request = Load(caller=self.caller, shards=tuple((ShardId(shard), 1) for shard in ids))
         return self.submit(request, self.payload(value, ids))
 
     def hello(self, shards: Sequence[int] | None = None) -> Answered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -45,11 +45,11 @@ MAKERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
 class Script:
     """A worker with a one-parameter model."""
 
-    def __init__(self, job: LocalJob, **options: int) -> None:
+    def __init__(self, job: LocalJob, accumulate: int = 1) -> None:
         self.worker = Worker(job.member(), WorkerConfig())
         self.model = nn.Linear(1, 1)
         self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.worker.attach(self.model, self.optimizer, **options)
+        self.worker.attach(self.model, self.optimizer, accumulate=accumulate)
 
     def settings(self) -> tuple[object, ...]:
         """What the next push carries."""
@@ -70,8 +70,8 @@ def job() -> LocalJob:
 def scripts(job: LocalJob) -> Iterator[Callable[..., Script]]:
     made: list[Script] = []
 
-    def make(**options: int) -> Script:
-        made.append(Script(job, **options))
+    def make(accumulate: int = 1) -> Script:
+        made.append(Script(job, accumulate))
         return made[-1]
 
     yield make
@@ -79,7 +79,7 @@ def scripts(job: LocalJob) -> Iterator[Callable[..., Script]]:
         script.worker.close()
 
 
-def planned(maker: Callable[[Optimizer], LRScheduler], steps: int) -> list[tuple[object, ...]]:
+def planned(maker: Callable[[Optimizer], LRScheduler], steps: int) -> Sequence[tuple[object, ...]]:
     """The settings at each step of plain PyTorch."""
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1, momentum=0.9)
     scheduler = maker(optimizer)
