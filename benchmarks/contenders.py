@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +13,11 @@ from harness import Sample, busy_s
 from links import Link
 from processes import Child, Children
 
-SAME_HOST = ("shm,uv", "cma,basic")
-"""TensorPipe's transports and channels where both ends share a host."""
+SAME_HOST = ("uv", "cma,basic")
+"""TensorPipe's transports and channels where both ends share a host: payloads are copied from process to process."""
+
+TORCH_DEFAULT = ("shm,uv", "cma,basic")
+"""What torch RPC takes on one host when it is left to itself. Its `shm` threads poll all the time, also when idle."""
 
 TCP = ("uv", "basic")
 
@@ -67,7 +71,9 @@ class Group:
         servers: Sequence[Child] = (),
         others: Sequence[Child] = (),
         workers: int = 1,
+        freeze: bool = False,
     ) -> None:
+        """`freeze`: stop all processes between turns, because they use processor time when they have nothing to do."""
         self.name = name
         self.actors = list(actors)
         self.servers = list(servers)
@@ -77,14 +83,20 @@ class Group:
         self._workers = workers
         self._steps = 0
         self._timeout_s = 180.0
+        self._freeze = freeze
 
     def wait_ready(self) -> None:
         """Until all actors can take steps."""
         for actor in self.actors:
             actor.answer(self._timeout_s)
+        self._freeze_all()
 
     def run(self, steps: int, **command: object) -> Sample:
         """See `Contender.run`. `command`: more for the actors."""
+        with self._thawed():
+            return self._run(steps, command)
+
+    def _run(self, steps: int, command: Mapping[str, object]) -> Sample:
         before = self._reading()
         began = time.perf_counter()
         for actor in self.actors:
@@ -105,11 +117,25 @@ class Group:
 
     def check(self) -> None:
         """See `Contender.check`."""
-        for actor in self.actors:
-            actor.tell(check=self._steps * (self._workers if self.servers else 1))
-            answer = actor.answer(self._timeout_s)
-            if answer.get("ok") is not True:
-                raise RuntimeError(f"{self.name}: wrong weights after {self._steps} steps: {answer}")
+        with self._thawed():
+            for actor in self.actors:
+                actor.tell(check=self._steps * (self._workers if self.servers else 1))
+                answer = actor.answer(self._timeout_s)
+                if answer.get("ok") is not True:
+                    raise RuntimeError(f"{self.name}: wrong weights after {self._steps} steps: {answer}")
+
+    @contextmanager
+    def _thawed(self) -> Iterator[None]:
+        for child in self._everybody if self._freeze else ():
+            child.thaw()
+        try:
+            yield
+        finally:
+            self._freeze_all()
+
+    def _freeze_all(self) -> None:
+        for child in self._everybody if self._freeze else ():
+            child.freeze()
 
     def rss_bytes(self) -> tuple[int, int]:
         """Largest resident memory of an actor, and of a server."""
@@ -195,7 +221,8 @@ def torch_rpc(children: Children, link: Link, model: Model, mode: str, name: str
         "torch_rpc", "client", "--interface", link.near.interface, "--url", url, "--mode", mode, *flags,
         prefix=link.near.prefix,
     )  # fmt: skip
-    return Group(name, link, 0 if mode == "empty" else model.nbytes, [client], servers=[server])
+    nbytes = 0 if mode == "empty" else model.nbytes
+    return Group(name, link, nbytes, [client], servers=[server], freeze="shm" in on[0])
 
 
 def gloo(children: Children, link: Link, model: Model, mode: str, name: str) -> Group:

@@ -146,8 +146,21 @@ class Child:
         """Whether it runs."""
         return self._process.poll() is None
 
+    def freeze(self) -> None:
+        """Stop it where it is."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.alive():  # unreaped, so nobody else can have its number
+            os.kill(self.pid, number)
+
     def end_input(self) -> None:
         """No more commands: drivers leave, and what serves them follows."""
+        self.thaw()
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

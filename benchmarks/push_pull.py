@@ -79,7 +79,7 @@ def _groups(children: Children, link: Link, model: Model, shape: Shape, *, quick
             contenders.sockets(children, link, model),
         ]
     if not link.shaped:
-        on = contenders.SAME_HOST
+        on = contenders.TORCH_DEFAULT
         each = contenders.torch_rpc(children, link, model, "per_parameter", same_host(RPC_EACH), on)
         groups += [contenders.ours(children, link, model, shape.on_same_host(), same_host(OURS)), each]
         if not few:
