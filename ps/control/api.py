@@ -119,6 +119,10 @@ class LeaseAsk:
     last: str
     """`merge`, `short` or `drop`: what becomes of an epoch's short last batch."""
     barrier: bool
+    batch_s: float = 0.0
+    """Seconds that this worker needs for a batch; 0: not known yet."""
+    ahead: int = 0
+    """Batches that it holds and has not begun. With some of them it is not told to wait, but may get nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

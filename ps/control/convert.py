@@ -259,7 +259,7 @@ def ask_to_proto(ask: LeaseAsk, *, wait_s: float, request: int) -> pb.LeaseDataR
     """A request for data."""
     return pb.LeaseDataRequest(
         stream=ask.stream, epoch=ask.epoch, batch_size=ask.batch_size, batches=ask.batches, last=ask.last,
-        barrier=ask.barrier, wait_s=wait_s, request=request,
+        barrier=ask.barrier, wait_s=wait_s, request=request, batch_s=ask.batch_s, ahead=ask.ahead,
     )  # fmt: skip
 
 
@@ -267,7 +267,7 @@ def ask_from_proto(request: pb.LeaseDataRequest) -> LeaseAsk:
     """A request for data."""
     return LeaseAsk(
         stream=request.stream, epoch=request.epoch, batch_size=request.batch_size, batches=request.batches,
-        last=request.last, barrier=request.barrier,
+        last=request.last, barrier=request.barrier, batch_s=request.batch_s, ahead=request.ahead,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ps.control.api import DataRange, Lease, LeaseAsk, LeaseVerdict, StreamSpec
+from ps.control.paces import Paces
 from ps.errors import Refused, WireError
 from ps.types import Incarnation
 
@@ -145,6 +146,7 @@ class Stream:
         """Oldest epoch with samples that are not acknowledged; `spec.epochs` at the end."""
         self.samples = 0
         """Acknowledged, over all epochs."""
+        self.paces = Paces()
 
     @property
     def complete(self) -> bool:
@@ -157,6 +159,12 @@ class Stream:
             return None
         epoch = self.epochs.setdefault(number, Epoch(self.spec.length))
         return None if epoch.complete else epoch
+
+    def left_for_others(self, worker: Incarnation, number: int, barrier: bool) -> int:
+        """Samples that others could do while `worker` does a batch of epoch `number`: up to the next barrier."""
+        left = self.spec.length * (0 if barrier else self.spec.epochs - 1 - number)
+        epoch = self.epochs[number]
+        return left + epoch.pending.total + sum(held.total for who, held in epoch.held.items() if who != worker)
 
     def finish(self, epoch: int, begin: int, end: int) -> int:
         """Mark samples done; returns how many of them were not yet."""
@@ -196,14 +204,15 @@ class DataShards:
         self.streams.append(Stream(spec))
         return self.streams[-1].first, True
 
-    def lease(self, worker: Incarnation, ask: LeaseAsk, *, workers: int) -> Lease:
+    def lease(self, worker: Incarnation, ask: LeaseAsk, *, workers: int, now: float) -> Lease:
         """Lease the next range of the oldest epoch, up to `ask.epoch`, that has one; see `LeaseVerdict`.
 
         `workers` = live workers: near an epoch's end ranges shrink, so that nobody sits on the last ones.
         """
         stream = self._checked(ask)
+        stream.paces.note(worker, ask)
         for number in range(stream.first, min(ask.epoch, stream.spec.epochs - 1) + 1):
-            lease = self._lease_from(stream, number, worker, ask, workers)
+            lease = self._lease_from(stream, number, worker, ask, workers, now)
             if lease is not None:
                 return lease
         return Lease(verdict=self._verdict(stream, worker, ask))
@@ -225,6 +234,7 @@ class DataShards:
         """The worker is gone: everything it holds is pending again. Returns how many samples that is."""
         count = 0
         for stream in self.streams:
+            stream.paces.forget(worker)
             for epoch in stream.epochs.values():
                 for begin, end in epoch.held.pop(worker, ()):
                     epoch.pending.add(begin, end)
@@ -262,11 +272,13 @@ class DataShards:
                 epoch.validate()
 
     def _lease_from(
-        self, stream: Stream, number: int, worker: Incarnation, ask: LeaseAsk, workers: int
+        self, stream: Stream, number: int, worker: Incarnation, ask: LeaseAsk, workers: int, now: float
     ) -> Lease | None:
         while (epoch := stream.epoch(number)) is not None and epoch.pending:
-            left_batches = -(-epoch.pending.total // ask.batch_size)
-            batches = min(ask.batches, max(1, left_batches // (2 * max(1, workers))))
+            batches = stream.paces.most_batches(worker, ask, pending=epoch.pending.total, workers=workers)
+            left = stream.left_for_others(worker, number, ask.barrier)
+            if not batches or stream.paces.leaves_to_others(worker, ask, left=left, now=now):
+                return None
             begin, end = next(iter(epoch.pending))
             piece = cut(begin, end, is_tail=end == epoch.length, ask=ask, batches=batches)
             if piece.dropped:
@@ -283,17 +295,17 @@ class DataShards:
     def _verdict(self, stream: Stream, worker: Incarnation, ask: LeaseAsk) -> LeaseVerdict:
         if stream.complete:
             return LeaseVerdict.STREAM_END
-        if ask.barrier or ask.epoch >= stream.spec.epochs - 1:
+        if ask.ahead or ask.barrier or ask.epoch >= stream.spec.epochs - 1:
             older = [stream.epoch(number) for number in range(stream.first, min(ask.epoch, stream.spec.epochs - 1) + 1)]
             # What only the caller itself holds can't come back to it: waiting for that would be for ever.
-            if any(epoch is not None and epoch.held_by_others(worker) for epoch in older):
+            if any(epoch is not None and (epoch.pending or epoch.held_by_others(worker)) for epoch in older):
                 return LeaseVerdict.WAIT
         return LeaseVerdict.EPOCH_END
 
     def _checked(self, ask: LeaseAsk) -> Stream:
         if not 0 <= ask.stream < len(self.streams):
             raise WireError(f"stream {ask.stream} is not open; call open_stream first")
-        if ask.batch_size < 1 or ask.batches < 1 or ask.epoch < 0:
+        if ask.batch_size < 1 or ask.batches < 1 or ask.epoch < 0 or ask.ahead < 0 or not ask.batch_s >= 0:
             raise WireError(
                 f"lease of {ask.batches} batches of {ask.batch_size} samples, epoch {ask.epoch}: not possible"
             )

@@ -178,7 +178,7 @@ class CoordinatorState(Tables):
         if not self.job.record.gate_open:
             return Lease(verdict=LeaseVerdict.WAIT)
         done_before = self.data.samples
-        lease = self.data.lease(incarnation, ask, workers=len(self.members.live(Role.WORKER)))
+        lease = self.data.lease(incarnation, ask, workers=len(self.members.live(Role.WORKER)), now=now)
         if lease.verdict is LeaseVerdict.RANGE:
             self._leases[incarnation] = request, lease
             self.job.run(now)

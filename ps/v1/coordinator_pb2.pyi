@@ -256,7 +256,7 @@ class OpenStreamReply(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class LeaseDataRequest(_message.Message):
-    __slots__ = ("stream", "epoch", "batch_size", "batches", "last", "barrier", "wait_s", "request")
+    __slots__ = ("stream", "epoch", "batch_size", "batches", "last", "barrier", "wait_s", "request", "batch_s", "ahead")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +265,8 @@ class LeaseDataRequest(_message.Message):
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    BATCH_S_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     stream: int
     epoch: int
     batch_size: int
@@ -273,7 +275,9 @@ class LeaseDataRequest(_message.Message):
     barrier: bool
     wait_s: float
     request: int
-    def __init__(self, stream: _Optional[int] = ..., epoch: _Optional[int] = ..., batch_size: _Optional[int] = ..., batches: _Optional[int] = ..., last: _Optional[str] = ..., barrier: _Optional[bool] = ..., wait_s: _Optional[float] = ..., request: _Optional[int] = ...) -> None: ...
+    batch_s: float
+    ahead: int
+    def __init__(self, stream: _Optional[int] = ..., epoch: _Optional[int] = ..., batch_size: _Optional[int] = ..., batches: _Optional[int] = ..., last: _Optional[str] = ..., barrier: _Optional[bool] = ..., wait_s: _Optional[float] = ..., request: _Optional[int] = ..., batch_s: _Optional[float] = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class LeaseDataReply(_message.Message):
     __slots__ = ("verdict", "range", "batch_sizes")

@@ -69,7 +69,7 @@ def test_small_records() -> None:
     assert convert.joined_from_proto(convert.joined_to_proto(joined)) == joined
     spec = StreamSpec(stream=1, length=2, seed=3, epochs=4, shuffle=True)
     assert convert.stream_from_proto(convert.stream_to_proto(spec)) == spec
-    ask = LeaseAsk(stream=1, epoch=2, batch_size=3, batches=4, last="drop", barrier=True)
+    ask = LeaseAsk(stream=1, epoch=2, batch_size=3, batches=4, last="drop", barrier=True, batch_s=0.5, ahead=6)
     assert convert.ask_from_proto(convert.ask_to_proto(ask, wait_s=1.5, request=9)) == ask
     part = DataRange(stream=0, epoch=1, begin=2, end=3)
     for lease in (Lease(verdict=LeaseVerdict.RANGE, range=part, batch_sizes=(1,)), Lease(verdict=LeaseVerdict.WAIT)):
@@ -108,6 +108,16 @@ def test_unknown_numbers_are_refused() -> None:
             convert.role_from_proto(number)
         with pytest.raises(WireError):
             convert.leave_reason_from_proto(number)
+
+
+def test_sparse_parameters_stay_sparse() -> None:
+    """How gradients travel is part of the signature; a message of an older process means dense."""
+    params = tuple(
+        ParamSpec(name=f"p{index}", shape=(4, 2), dtype="float32", group=0, sparse=bool(index)) for index in range(2)
+    )
+    signature = ModelSignature(params=params, optimizer="SGD")
+    assert convert.signature_from_proto(convert.signature_to_proto(signature)) == signature
+    assert not types_pb2.ParamSpec(name="p").sparse
 
 
 def test_negative_sizes_are_refused() -> None:

@@ -75,7 +75,7 @@ def test_cut(begin: int, end: int, is_tail: bool, last: str, batches: int, expec
 def test_ranges_shrink_near_the_end_of_an_epoch() -> None:
     """With two workers, nobody gets more than a quarter of what is left, and at least one batch."""
     data, sizes = opened(length=400), []
-    while (lease := data.lease(A, ask(batches=100), workers=2)).range is not None:
+    while (lease := data.lease(A, ask(batches=100), workers=2, now=0.0)).range is not None:
         sizes.append(len(lease.batch_sizes))
     assert sizes == [10, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1]
     assert sum(sizes) == 40
@@ -84,49 +84,49 @@ def test_ranges_shrink_near_the_end_of_an_epoch() -> None:
 def test_returned_ranges_go_out_first_and_to_workers_of_later_epochs_too() -> None:
     """What a holder gave back of an old epoch is leased to a worker that is past it."""
     data = opened(length=40, epochs=2)
-    data.lease(A, ask(batches=4), workers=1)
-    data.lease(A, ask(batches=4), workers=1)
-    _, begin, end = bounds(data.lease(B, ask(batches=4), workers=1))
+    data.lease(A, ask(batches=4), workers=1, now=0.0)
+    data.lease(A, ask(batches=4), workers=1, now=0.0)
+    _, begin, end = bounds(data.lease(B, ask(batches=4), workers=1, now=0.0))
     data.give_back(A, part(10, 20))
-    assert bounds(data.lease(B, ask(epoch=1), workers=1)) == (0, 10, 20)
+    assert bounds(data.lease(B, ask(epoch=1), workers=1, now=0.0)) == (0, 10, 20)
     assert (begin, end) == (30, 40)
 
 
 def test_a_worker_can_only_give_back_what_it_holds() -> None:
     """A range that somebody else holds, or that is done, is not requeued by a stranger."""
     data = opened()
-    data.lease(A, ask(batches=1), workers=1)
+    data.lease(A, ask(batches=1), workers=1, now=0.0)
     data.give_back(B, part(0, 100))
     data.validate()
-    assert bounds(data.lease(B, ask(batches=1), workers=1)) == (0, 10, 20)
+    assert bounds(data.lease(B, ask(batches=1), workers=1, now=0.0)) == (0, 10, 20)
 
 
 def test_last_epoch_waits_for_others_and_then_ends() -> None:
     """In the last epoch a worker without a range waits while others hold some, then hears the end of the stream."""
     data = opened(length=20)
-    first, second = data.lease(A, ask(batches=1), workers=1), data.lease(B, ask(batches=1), workers=1)
-    assert data.lease(A, ask(), workers=2).verdict is LeaseVerdict.WAIT
+    first, second = data.lease(A, ask(batches=1), workers=1, now=0.0), data.lease(B, ask(batches=1), workers=1, now=0.0)
+    assert data.lease(A, ask(), workers=2, now=0.0).verdict is LeaseVerdict.WAIT
     for lease in (first, second):
         assert lease.range is not None
         data.finish(lease.range)
-    assert data.lease(A, ask(), workers=2).verdict is LeaseVerdict.STREAM_END
+    assert data.lease(A, ask(), workers=2, now=0.0).verdict is LeaseVerdict.STREAM_END
 
 
 def test_middle_epoch_ends_at_once_or_waits_with_a_barrier() -> None:
     """Without a barrier a worker goes on to the next epoch while others still hold ranges of this one."""
     data = opened(length=10, epochs=2)
-    data.lease(A, ask(), workers=1)
-    assert data.lease(B, ask(), workers=2).verdict is LeaseVerdict.EPOCH_END
-    assert data.lease(B, ask(barrier=True), workers=2).verdict is LeaseVerdict.WAIT
+    data.lease(A, ask(), workers=1, now=0.0)
+    assert data.lease(B, ask(), workers=2, now=0.0).verdict is LeaseVerdict.EPOCH_END
+    assert data.lease(B, ask(barrier=True), workers=2, now=0.0).verdict is LeaseVerdict.WAIT
     data.finish(part(0, 10))
-    assert data.lease(B, ask(barrier=True), workers=2).verdict is LeaseVerdict.EPOCH_END
+    assert data.lease(B, ask(barrier=True), workers=2, now=0.0).verdict is LeaseVerdict.EPOCH_END
 
 
 def test_nobody_waits_for_itself() -> None:
     """The only holder of unacknowledged ranges hears the end of the epoch: waiting for its own would be for ever."""
     data = opened(length=10)
-    data.lease(A, ask(), workers=1)
-    assert data.lease(A, ask(), workers=1).verdict is LeaseVerdict.EPOCH_END
+    data.lease(A, ask(), workers=1, now=0.0)
+    assert data.lease(A, ask(), workers=1, now=0.0).verdict is LeaseVerdict.EPOCH_END
 
 
 def test_a_dropped_tail_counts_as_acknowledged() -> None:
@@ -135,10 +135,10 @@ def test_a_dropped_tail_counts_as_acknowledged() -> None:
     data = DataShards(lambda part, whole: done.append((part, whole)))
     data.open(stream(length=25))
     for _ in range(2):
-        lease = data.lease(A, ask(batches=1, last="drop"), workers=1)
+        lease = data.lease(A, ask(batches=1, last="drop"), workers=1, now=0.0)
         assert lease.range is not None
         data.finish(lease.range)
-    assert data.lease(A, ask(last="drop"), workers=1).verdict is LeaseVerdict.STREAM_END
+    assert data.lease(A, ask(last="drop"), workers=1, now=0.0).verdict is LeaseVerdict.STREAM_END
     assert data.samples == 25
     assert [whole for _, whole in done] == [False, False, True]
 
@@ -146,7 +146,7 @@ def test_a_dropped_tail_counts_as_acknowledged() -> None:
 def test_acknowledging_again_counts_once() -> None:
     """A retried acknowledgement changes nothing; neither does one of an epoch that is complete."""
     data = opened(length=20)
-    lease = data.lease(A, ask(batches=1), workers=1)
+    lease = data.lease(A, ask(batches=1), workers=1, now=0.0)
     assert lease.range is not None
     for _ in range(2):
         data.finish(lease.range)
@@ -160,11 +160,11 @@ def test_acknowledging_again_counts_once() -> None:
 def test_a_dead_holders_ranges_come_back() -> None:
     """Only the samples that were not acknowledged are requeued."""
     data = opened(length=40)
-    data.lease(A, ask(batches=4), workers=0)
-    data.lease(A, ask(batches=4), workers=0)
+    data.lease(A, ask(batches=4), workers=0, now=0.0)
+    data.lease(A, ask(batches=4), workers=0, now=0.0)
     data.finish(part(0, 10))
     assert data.requeue(A) == 20
-    assert bounds(data.lease(B, ask(batches=4), workers=1)) == (0, 10, 20)
+    assert bounds(data.lease(B, ask(batches=4), workers=1, now=0.0)) == (0, 10, 20)
     data.validate()
 
 
@@ -195,7 +195,7 @@ def test_empty_streams_are_complete() -> None:
         data = DataShards(lambda part, whole: None)
         data.open(spec)
         assert data.complete
-        assert data.lease(A, ask(), workers=1).verdict is LeaseVerdict.STREAM_END
+        assert data.lease(A, ask(), workers=1, now=0.0).verdict is LeaseVerdict.STREAM_END
         data.validate()
 
 
@@ -218,6 +218,6 @@ def test_impossible_asks_are_refused() -> None:
     data = opened()
     for wrong in (ask(batch_size=0), ask(batches=0), ask(last="keep")):
         with pytest.raises(WireError):
-            data.lease(A, wrong, workers=1)
+            data.lease(A, wrong, workers=1, now=0.0)
     with pytest.raises(WireError, match="not open"):
-        DataShards(lambda part, whole: None).lease(A, ask(), workers=1)
+        DataShards(lambda part, whole: None).lease(A, ask(), workers=1, now=0.0)
