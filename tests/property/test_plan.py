@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.sharding.assign import place
 from ps.sharding.partition import make_plan
-from ps.sharding.spec import ALIGN_BYTES, DTYPE_BYTES, NO_GROUP, ModelSignature, ParamSpec, ShardingPlan
+from ps.sharding.spec import ALIGN_BYTES, DTYPE_BYTES, NO_GROUP, ModelSignature, ParamSpec, Shard, ShardingPlan
 from ps.types import Incarnation
 
 small_shapes = st.one_of(st.just(()), st.tuples(st.integers(0, 5), st.integers(0, 40)), st.tuples(st.integers(0, 3000)))
@@ -20,11 +22,12 @@ def signatures(draw: st.DrawFn, shapes: st.SearchStrategy[tuple[int, ...]] = any
     params = [
         ParamSpec(
             name=f"p{index}",
-            shape=draw(shapes),
+            shape=shape,
             dtype=draw(st.sampled_from(sorted(DTYPE_BYTES))),
             group=draw(st.integers(NO_GROUP, 2)),
+            sparse=bool(shape) and draw(st.booleans()),
         )
-        for index in range(draw(st.integers(0, 12)))
+        for index, shape in enumerate(draw(st.lists(shapes, max_size=12)))
     ]
     return ModelSignature(params=tuple(params), optimizer="SGD", whole_tensors=draw(st.booleans()))
 
@@ -39,11 +42,26 @@ def check_shards(plan: ShardingPlan) -> None:
         for piece in shard.pieces:
             assert piece.offset >= ends
             assert piece.offset * item % ALIGN_BYTES == 0
-            assert piece.begin * item % ALIGN_BYTES == 0
+            assert shard.row_elems or piece.begin * item % ALIGN_BYTES == 0
             assert plan.signature.params[piece.param].dtype == shard.dtype
             assert plan.signature.params[piece.param].group == shard.group
             ends = piece.offset + piece.numel
         assert ends <= shard.numel < ends + ALIGN_BYTES
+        check_shapes(plan, shard)
+
+
+def check_shapes(plan: ShardingPlan, shard: Shard) -> None:
+    """Sparse shards hold whole rows of one parameter; shapes are there exactly where they matter, and fit."""
+    sparse = [plan.signature.params[piece.param].sparse for piece in shard.pieces]
+    assert len(shard.rows) == 0 or sparse == [True]
+    for piece, rows in zip(shard.pieces, sparse, strict=True):
+        param = plan.signature.params[piece.param]
+        if rows:
+            assert shard.row_elems == param.row_elems
+            assert piece.shape == (len(shard.rows), *param.shape[1:])
+            assert piece.begin == shard.rows.start * param.row_elems
+        assert (piece.shape is not None) == (rows or plan.signature.whole_tensors)
+        assert piece.shape is None or prod(piece.shape) == piece.numel
 
 
 def check_cover(plan: ShardingPlan) -> None:

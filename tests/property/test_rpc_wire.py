@@ -26,7 +26,7 @@ from ps.rpc.wire import (
     reply_to_wire,
     to_wire,
 )
-from ps.types import MAX_INCARNATION, Incarnation, ShardId, Version
+from ps.types import DENSE, MAX_INCARNATION, Incarnation, ShardId, Version
 
 naturals = st.integers(0, MAX_INT)
 shard_ids = naturals.map(ShardId)
@@ -39,6 +39,7 @@ hyper_values = (
     | st.integers(-MAX_INT, MAX_INT)
     | st.text(max_size=9)
     | st.tuples(floats, floats)
+    | st.tuples(st.none(), floats)
 )
 hypers = st.lists(st.tuples(st.text(max_size=9), hyper_values), max_size=4).map(tuple)
 callers = st.builds(
@@ -47,7 +48,14 @@ callers = st.builds(
     secret=st.binary(min_size=16, max_size=16),
     map_epoch=naturals,
 )
-shard_pushes = st.builds(ShardPush, shard=shard_ids, shard_epoch=naturals, base=versions, present=st.binary(max_size=9))
+shard_pushes = st.builds(
+    ShardPush,
+    shard=shard_ids,
+    shard_epoch=naturals,
+    base=versions,
+    present=st.binary(max_size=9),
+    rows=st.just(DENSE) | naturals,
+)
 pairs = st.lists(st.tuples(shard_ids, naturals), max_size=4).map(tuple)
 bases = st.lists(st.tuples(shard_ids, naturals, st.none() | versions), max_size=4).map(tuple)
 requests: st.SearchStrategy[Request] = st.one_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -17,6 +18,54 @@ def test_keys_that_travel_are_all_defaults_but_kernel_choices(name: str) -> None
     defaults = set(getattr(torch.optim, name)([torch.zeros(1, 1)]).defaults)
     assert defaults - set(served(name).keys) <= {"foreach", "fused", "differentiable", "capturable"}
     assert set(served(name).keys) <= defaults
+
+
+CLASSES = [
+    name
+    for name, kind in sorted(vars(torch.optim).items())
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_of_torch_is_decided(name: str) -> None:
+    """Each class is served, or refused with a reason of its own: one that a new torch brings fails here."""
+    if name in SERVED:
+        assert served(name).name == name
+        return
+    with pytest.raises(UnsupportedError, match=f"optimizer {name} can't be run on the servers: (?!only classes)"):
+        served(name)
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_kinds_of_gradients_are_stated_as_torch_has_them(name: str, sparse: bool) -> None:
+    """A class takes dense or sparse gradients exactly if the table says so."""
+    param = torch.zeros(3, 2)
+    param.grad = torch.ones(3, 2).to_sparse(1) if sparse else torch.ones(3, 2)
+    optimizer = getattr(torch.optim, name)([param])
+    if served(name).sparse if sparse else served(name).dense:
+        with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return
+    with pytest.raises(RuntimeError, match=f"does not support {'sparse' if sparse else 'dense'} gradients"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_complex_is_stated_as_torch_has_it(name: str) -> None:
+    """A class takes complex parameters exactly if the table says so."""
+    param = torch.zeros(3, 2, dtype=torch.complex64)
+    param.grad = torch.ones_like(param)
+
+    def step() -> None:
+        getattr(torch.optim, name)([param]).step()
+
+    if served(name).complex:
+        step()
+        return
+    with pytest.raises((RuntimeError, ValueError), match="does not support complex"):
+        step()
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -76,6 +125,19 @@ def test_values_that_are_no_numbers_are_refused(value: object) -> None:
     group = dict(torch.optim.SGD([torch.zeros(1)]).param_groups[0])
     with pytest.raises(UnsupportedError, match="SGD: lr"):
         hyper(group | {"lr": value}, served("SGD"))
+
+
+def test_values_that_are_no_numbers_where_the_class_takes_them() -> None:
+    """Adafactor's eps has a None in it, Muon's rule for the learning rate is a word or None."""
+    group = torch.optim.Adafactor([torch.zeros(1)]).param_groups[0]
+    values = hyper(group, served("Adafactor"))
+    assert dict(values)["eps"] == (None, 1e-3)
+    check_hyper(values, served("Adafactor"))
+    group = dict(torch.optim.Muon([torch.zeros(1, 1)], adjust_lr_fn="match_rms_adamw").param_groups[0])
+    assert dict(hyper(group, served("Muon")))["adjust_lr_fn"] == "match_rms_adamw"
+    assert dict(hyper(group | {"adjust_lr_fn": None}, served("Muon")))["adjust_lr_fn"] is None
+    with pytest.raises(UnsupportedError, match="Muon: adjust_lr_fn is 3; expected a string or None"):
+        hyper(group | {"adjust_lr_fn": 3}, served("Muon"))
 
 
 def test_hyper_from_the_wire_is_checked() -> None:

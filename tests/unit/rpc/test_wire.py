@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ps.errors import WireError
-from ps.rpc.wire import MAX_TEXT, WIRE_FORMAT, Caller, Hello, from_wire, plain, to_wire
-from ps.types import MAX_INCARNATION, Incarnation
+from ps.rpc.wire import MAX_INT, MAX_TEXT, WIRE_FORMAT, Caller, Hello, Push, ShardPush, from_wire, plain, to_wire
+from ps.types import DENSE, MAX_INCARNATION, Incarnation, ShardId, Version
 
 
 def test_the_secret_is_put_in_on_the_way() -> None:
@@ -26,6 +26,19 @@ def test_incarnations_of_aliases_are_refused() -> None:
     """Numbers from 16384 on are a caller's local names, never a member."""
     with pytest.raises(WireError, match="incarnation"):
         from_wire((WIRE_FORMAT, MAX_INCARNATION + 1, b"s" * 16, 0, 1, ()))
+
+
+@pytest.mark.parametrize("rows", [-2, True, 1.0, None, MAX_INT + 1, b"1"])
+def test_numbers_of_rows_are_minus_one_or_more(rows: object) -> None:
+    """-1 says that a gradient is dense; anything else that is no count of rows is refused."""
+    caller = Caller(incarnation=Incarnation(1), secret=b"s" * 16, map_epoch=0)
+    part = ShardPush(shard=ShardId(0), shard_epoch=1, base=Version(1, 0), present=b"\x01")
+    wire = to_wire(Push(caller=caller, sequence=0, samples=1, groups=(), shards=(part,)))
+    assert from_wire(wire).shards == (part,)
+    *head, ((*fields, dense),), poll = wire  # type: ignore[misc]
+    assert dense == DENSE
+    with pytest.raises(WireError, match=r"rows: got .*, expected an integer from -1 to"):
+        from_wire((*head, ((*fields, rows),), poll))
 
 
 def test_secrets_never_reach_an_error_text() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from ps.sharding.layout import align_up, messages, offsets, payload_bytes
+from ps.sharding.layout import align_up, messages, offsets, payload_bytes, rows_bytes, values_offset
 from ps.sharding.partition import make_plan
 from ps.sharding.spec import ModelSignature, ParamSpec, ShardingPlan
 from ps.types import ShardId
@@ -34,6 +34,28 @@ def test_a_shard_larger_than_a_message_travels_alone() -> None:
     """The bound never splits or drops a shard."""
     ids = [ShardId(index) for index in (0, 1)]
     assert messages(plan(), ids, message_bytes=10) == ((0,), (1,))
+
+
+def test_rows_take_their_ids_and_then_their_values() -> None:
+    """Three rows of five floats: 24 bytes of ids in 64, 60 bytes of values in 64; none take nothing."""
+    params = (ParamSpec(name="table", shape=(100, 5), dtype="float32", group=0, sparse=True),)
+    (shard,) = make_plan(ModelSignature(params=params, optimizer="SGD"), shard_bytes=4096).shards
+    assert values_offset(3) == 64
+    assert rows_bytes(shard, 3) == 128
+    assert rows_bytes(shard, 0) == 0
+    assert shard.rows == range(100)
+
+
+def test_rows_travel_in_messages_of_their_own() -> None:
+    """Shards with rows and dense ones never share a message, whatever would fit."""
+    params = tuple(
+        ParamSpec(name=f"p{index}", shape=(4, 4), dtype="float32", group=0, sparse=index in (1, 2)) for index in range(4)
+    )
+    plan = make_plan(ModelSignature(params=params, optimizer="SGD"), shard_bytes=4096)
+    ids = [shard.id for shard in plan.shards]
+    kinds = [bool(shard.row_elems) for shard in plan.shards]
+    assert kinds == [False, True, True]
+    assert messages(plan, ids) == ((0,), (1, 2))
 
 
 def test_align_up() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ps.errors import ConfigError, UnsupportedError
 from ps.sharding.assign import bytes_per_server, place
+from ps.sharding.layout import offsets, rows_bytes
 from ps.sharding.partition import LARGEST_SHARD_BYTES, LEVEL, MAX_SHARD_BYTES, MOST_SERVERS, make_plan
 from ps.sharding.spec import ALIGN_BYTES, DTYPE_BYTES, NO_GROUP, ModelSignature, ParamSpec, ShardingPlan
 from ps.types import Incarnation
@@ -142,6 +143,68 @@ def test_whole_tensors_get_a_chosen_size_too() -> None:
     assert all(piece.begin == 0 for shard in plan.shards for piece in shard.pieces)
 
 
+def table(*shapes: tuple[int, ...], dtype: str = "float32") -> ModelSignature:
+    params = tuple(
+        ParamSpec(name=f"p{i}", shape=shape, dtype=dtype, group=0, sparse=len(shape) > 1)
+        for i, shape in enumerate(shapes)
+    )
+    return ModelSignature(params=params, optimizer="SGD")
+
+
+def test_sparse_parameters_are_cut_between_rows() -> None:
+    """Shards of a table hold whole rows of nothing else: rows of 12 bytes, cut at the first row end after 64 bytes."""
+    plan = make_plan(table((3,), (14, 3), (2, 100)), shard_bytes=64)
+    assert [(s.pieces[0].param, s.row_elems, list(s.rows)[:1], len(s.rows), s.nbytes) for s in plan.shards] == [
+        (0, 0, [], 0, 64),
+        (1, 3, [0], 6, 128),
+        (1, 3, [6], 5, 64),
+        (1, 3, [11], 3, 64),
+        (2, 100, [0], 1, 448),
+        (2, 100, [1], 1, 448),
+    ]
+    assert all(len(shard.pieces) == 1 for shard in plan.shards)
+
+
+def test_optimizers_see_shapes_where_they_matter() -> None:
+    """A table's rows, whole tensors; stretches that may be cut anywhere have none."""
+    assert [s.pieces[0].shape for s in make_plan(table((3, 2, 2)), shard_bytes=64).shards] == [(3, 2, 2)]
+    shapes = [piece.shape for shard in make_plan(signature((4, 4), (), whole=True)).shards for piece in shard.pieces]
+    assert shapes == [(4, 4), ()]
+    assert all(piece.shape is None for shard in make_plan(signature((4, 4))).shards for piece in shard.pieces)
+
+
+@pytest.mark.parametrize("shape", [(10_000_000, 64), (3_000_000, 1), (50_000, 333)])
+def test_tables_are_level(shape: tuple[int, int]) -> None:
+    """Cuts at row ends leave the loads of 1 to 8 servers level."""
+    plan = make_plan(table(shape, (100,)))
+    assert worst_imbalance(plan) <= LEVEL
+    assert max(shard.nbytes for shard in plan.shards) <= LARGEST_SHARD_BYTES + 4096
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_more_than_two_gib(sparse: bool, whole: bool) -> None:
+    """Elements, bytes, rows and offsets beyond 32 bits stay exact, in plan, messages and rows."""
+    rows = 2**31 + 3
+    params = (ParamSpec(name="big", shape=(rows, 2), dtype="bfloat16", group=0, sparse=sparse),)
+    plan = make_plan(ModelSignature(params=params, optimizer="SGD", whole_tensors=whole))
+    last = plan.shards[-1]
+    assert last.pieces[-1].end == 2 * rows
+    assert sum(shard.pieces[0].numel for shard in plan.shards) == 2 * rows
+    assert plan.nbytes >= 4 * rows > 2**33
+    if sparse:
+        assert last.rows.stop == rows
+        assert rows_bytes(last, len(last.rows)) >= 12 * len(last.rows)
+    assert offsets(plan, [shard.id for shard in plan.shards])[-1] == plan.nbytes - last.nbytes
+
+
+def test_a_number_has_no_rows() -> None:
+    """A sparse parameter without dimensions makes no sense, and is refused by name."""
+    params = (ParamSpec(name="scale", shape=(), dtype="float32", group=0, sparse=True),)
+    with pytest.raises(ConfigError, match="'scale' has no dimensions"):
+        make_plan(ModelSignature(params=params, optimizer="SGD"))
+
+
 def test_unknown_dtype_is_refused_by_name() -> None:
     """An int8 parameter is refused, naming it and what is served."""
     with pytest.raises(UnsupportedError, match="'p0' has dtype int8"):
@@ -174,6 +237,7 @@ def test_digest_tells_plans_apart() -> None:
 def test_digest_is_stable_across_releases() -> None:
     """The canonical form doesn't change by accident: checkpoints and recordings hold this digest."""
     assert make_plan(signature((4, 4), (3,)), shard_bytes=64).digest.startswith("a0b14381bdf35ed8")
+    assert make_plan(table((4, 4), (3,)), shard_bytes=64).digest.startswith("4beba5db3c0d54d0")
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)

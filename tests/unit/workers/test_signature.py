@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
 from ps.errors import ModelError, UnsupportedError
 from ps.sharding.spec import NO_GROUP
@@ -72,6 +72,19 @@ def foreign(model: nn.Module) -> Optimizer:
     return SGD(params, lr=0.1)
 
 
+def table() -> nn.Module:
+    return nn.Sequential(nn.Embedding(3, 2, sparse=True))
+
+
+def integers() -> nn.Module:
+    frozen = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
+    return nn.ParameterList([nn.Parameter(torch.zeros(2)), frozen])
+
+
+def eight_bits() -> nn.Module:
+    return nn.ParameterList([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2).to(torch.float8_e4m3fn))])
+
+
 def expanded() -> nn.Module:
     return nn.ParameterList([nn.Parameter(torch.zeros(1).expand(3))])
 
@@ -88,13 +101,27 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Optimize
     "meta": (lambda: nn.Linear(2, 2, device="meta"), sgd, ModelError, "'weight' is on the meta device"),
     "max_norm": (lambda: nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)), sgd, UnsupportedError,
                  "Embedding '0' has max_norm=1.0"),
-    "sparse": (lambda: nn.Sequential(nn.EmbeddingBag(3, 2, sparse=True)), sgd, UnsupportedError,
-               "EmbeddingBag '0' has sparse=True"),
+    "sparse gradients": (table, lambda m: AdamW(m.parameters()), UnsupportedError,
+                         "AdamW does not support sparse gradients, and the embedding of '0.weight' has sparse=True"),
+    "sparse gradients, whole tensors": (table, lambda m: torch.optim.Muon(m.parameters()), UnsupportedError,
+                                        "Muon does not support sparse gradients"),
+    "dense gradients": (lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2)),
+                        lambda m: SparseAdam(m.parameters()), UnsupportedError,
+                        "SparseAdam does not support dense gradients, and '1.weight' belongs to no nn.Embedding"),
+    "sparse decay": (table, lambda m: SGD(m.parameters(), lr=0.1, weight_decay=0.1), UnsupportedError,
+                     "SGD: weight_decay is not compatible with sparse gradients, and the embedding of '0.weight'"),
+    "sparse decay, Adagrad": (table, lambda m: Adagrad(m.parameters(), weight_decay=0.1), UnsupportedError,
+                              "Adagrad: weight_decay is not compatible with sparse gradients"),
     "foreign": (lambda: nn.Linear(2, 2), foreign,
                 ModelError, "parameter 2 of the optimizer's group 0, shape (7,), is not in the model"),
-    "bfloat16": (lambda: nn.Linear(2, 2, dtype=torch.bfloat16), sgd, UnsupportedError, "'weight' is bfloat16"),
-    "float16": (lambda: nn.Linear(2, 2, dtype=torch.float16), sgd, UnsupportedError, "'weight' is float16"),
-    "complex": (lambda: nn.Linear(2, 2, dtype=torch.complex64), sgd, UnsupportedError, "'weight' is complex64"),
+    "complex Adafactor": (lambda: nn.Linear(2, 2, dtype=torch.complex64),
+                          lambda m: torch.optim.Adafactor(m.parameters()), UnsupportedError,
+                          "Adafactor does not support complex parameters, and 'weight' is complex64"),
+    "complex Muon": (lambda: nn.Linear(2, 2, bias=False, dtype=torch.complex128),
+                     lambda m: torch.optim.Muon(m.parameters()), UnsupportedError,
+                     "Muon does not support complex parameters, and 'weight' is complex128"),
+    "integers": (integers, sgd, UnsupportedError, "'1' is int8; served are float64, float32, float16, bfloat16"),
+    "8 bits": (eight_bits, sgd, UnsupportedError, "'1' is float8_e4m3fn; served are"),
     "shared memory": (Lambs, sgd, UnsupportedError, "'a' and 'b' share memory"),
     "expanded": (expanded, sgd, UnsupportedError, "'0' is an expanded tensor"),
     "no parameters": (nn.ReLU, lambda m: sgd(nn.Linear(1, 1)), ModelError, "ReLU has no parameters"),
@@ -110,6 +137,29 @@ def test_refused_by_name(case: str) -> None:
     model = build()
     with pytest.raises(error, match=re.escape(words)):
         describe(model, make(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.complex128])
+def test_dtypes_that_are_served(dtype: torch.dtype) -> None:
+    """Half precision, double precision and complex numbers are taken as they are."""
+    found = describe(model := nn.Linear(2, 2, dtype=dtype), Adam(model.parameters()))
+    assert {f"torch.{spec.dtype}" for spec in found.signature.params} == {str(dtype)}
+
+
+def test_sparse_is_what_embeddings_say_and_optimizers_take() -> None:
+    """Only trained weights of embeddings with sparse=True, also where they are tied to a dense layer."""
+    model = nn.ModuleList(
+        [nn.Embedding(3, 2, sparse=True), nn.EmbeddingBag(4, 2, sparse=True), nn.Embedding(5, 2), nn.Linear(2, 3)]
+    )
+    table, frozen, _, head = model
+    assert isinstance(head, nn.Linear) and isinstance(table, nn.Embedding) and isinstance(frozen, nn.EmbeddingBag)
+    head.weight = table.weight
+    groups = [param for param in model.parameters() if param is not frozen.weight]
+    sparse = [spec.name for spec in describe(model, SGD(groups, lr=0.1)).signature.params if spec.sparse]
+    assert sparse == ["0.weight"]
+    frozen.weight.requires_grad_(False)
+    table.weight.requires_grad_(False)
+    assert not any(spec.sparse for spec in describe(model, AdamW(model.parameters())).signature.params)
 
 
 def test_the_optimizer_must_be_one() -> None:
