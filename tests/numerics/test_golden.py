@@ -13,6 +13,7 @@ from ps.sharding.spec import ShardingPlan
 from tests.support.oracle import CASES, STEPS, run, weights
 from workers import Worker
 from workers.config import WorkerConfig
+from workers.signature import named_params
 
 SMALL_SHARD_BYTES = 128
 """So small that most tensors are split, over all servers."""
@@ -49,7 +50,7 @@ def trained(name: str, *, servers: int, exact: bool, shard_bytes: int) -> tuple[
     with Worker(job.member(), config) as worker:
         model = run(name, worker.attach)
         with torch.no_grad():
-            params = dict(model.named_parameters())
+            params = dict(named_params(model))
             for spec in plan_of(job).signature.params:
                 if spec.group >= 0:
                     params[spec.name].zero_()  # whatever is there afterwards came from the servers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +14,29 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, StepLR
 
+from tests.support import loops, nets
 from tests.support.models import Mixed, Mlp, Moody, Strided, Tied, Waves, Words, batches
 
 STEPS = 50
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
-Attach = Callable[[nn.Module, Optimizer], Optimizer]
-"""`worker.attach`, or `plain`."""
+
+class Attach(Protocol):
+    """`worker.attach`, or `plain`."""
+
+    def __call__(
+        self, model: nn.Module, optimizer: Optimizer, *, accumulate: int = 1, on_nonfinite: str = "raise"
+    ) -> Optimizer:
+        """Convert the optimizer in place."""
+        ...
+
 
 Loop = Callable[[nn.Module, Optimizer, Attach], None]
 """Attaches and trains."""
 
 
-def plain(model: nn.Module, optimizer: Optimizer) -> Optimizer:
+def plain(model: nn.Module, optimizer: Optimizer, *, accumulate: int = 1, on_nonfinite: str = "raise") -> Optimizer:
     """The oracle: nothing is attached. 16-bit parameters get float32 masters, from which they are cast at each step."""
     groups = optimizer.param_groups
     masters = {
@@ -50,6 +59,10 @@ def plain(model: nn.Module, optimizer: Optimizer) -> Optimizer:
         optimizer.zero_grad = model.zero_grad  # type: ignore[method-assign]
         optimizer.register_step_pre_hook(to_masters)
         optimizer.register_step_post_hook(from_masters)
+    if accumulate > 1:
+        loops.averaged(optimizer, accumulate)
+    if on_nonfinite != "raise":
+        loops.forgiving(optimizer, on_nonfinite)
     return optimizer
 
 
@@ -236,6 +249,9 @@ REPEATED_ROWS = "SGD adds rows that occur twice to the weights one by one; here 
 REPEATED_HALF_ROWS = "rows that occur twice are summed and sent in 16 bits; the oracle's master gets them in 32"
 STRIDED_SUMS = "sums over a tensor in another memory order round differently; servers hold tensors row-major"
 
+SUMMED = "the oracle sums and divides in another order"
+FUSED = "the oracle itself runs the fused kernel"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -300,6 +316,27 @@ CASES: dict[str, Case] = {
         Words, cast(torch.bfloat16, by_name("Adagrad", lr=0.05)), rows, bound=1e-2, because=REPEATED_HALF_ROWS
     ),
     "sparse_adam": Case(partial(Words, head=False), by_name("SparseAdam", lr=0.01), rows),
+    "warm_up_chain_and_plateau": Case(Mlp, sgd_full, loops.warm_up_chain),
+    "accumulate_5": Case(Mlp, adamw, loops.micro_batches, bound=1e-6, because=SUMMED),
+    "nonfinite_skip": Case(Mlp, adamw, loops.nonfinite("skip")),
+    "nonfinite_zero": Case(Mlp, sgd_full, loops.nonfinite("zero")),
+    "no_backward_and_continue": Case(Mlp, adamw, loops.no_backward),
+    "forgotten_zero_grad_backward_twice": Case(Mlp, sgd_full, loops.careless),
+    "ema_norms_regulariser_after_step": Case(Mlp, adamw, loops.reads_back),
+    "deepcopy_and_save_after_attach": Case(Mlp, adam, loops.distilled),
+    "frozen_thawed_frozen": Case(Mlp, adamw, loops.flipped),
+    "groups_of_all_kinds": Case(Mlp, loops.many_groups),
+    "branching": Case(nets.Branching, adamw),
+    "parametrizations": Case(nets.Parametrized, adam),
+    "transformer_and_lstm": Case(nets.Attentive, sgd_full),
+    "lazy_after_a_dry_run": Case(nets.lazy, adam),
+    "autocast_bfloat16": Case(Mlp, adamw, loops.autocast),
+    "scaler_unscale_clip_hook": Case(Mlp, adamw_fused, loops.scaled_and_clipped, bound=1e-6, because=FUSED),
+    "checkpointed": Case(nets.Checkpointed, adamw),
+    "compiled_before": Case(nets.compiled, adamw),
+    "compiled_after": Case(Mlp, adamw, loops.compiled_after),
+    "data_parallel": Case(nets.parallel, adamw),
+    "functional_call": Case(Mlp, adam, loops.functional),
 }
 """By name, so that a script in another process can run one."""
 
