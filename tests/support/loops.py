@@ -6,6 +6,7 @@ What is read from the model between steps goes into the next loss: were it stale
 from __future__ import annotations
 
 import copy
+import functools
 import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -221,23 +222,30 @@ def many_groups(model: nn.Module) -> Optimizer:
     )
 
 
-def averaged(optimizer: Optimizer, every: int) -> None:
-    """What `attach(accumulate=every)` means, in plain PyTorch: every so many steps one with the mean gradient."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    step = optimizer.step
-    kept: list[list[Tensor | None]] = []
+class Averaged:
+    """What `attach(accumulate=every)` means, in plain PyTorch: a step with the mean gradient of each `every` calls."""
 
-    def counted() -> None:
-        kept.append([None if param.grad is None else param.grad.clone() for param in params])
-        if len(kept) < every:
+    def __init__(self, optimizer: Optimizer, every: int) -> None:
+        self._params = [param for group in optimizer.param_groups for param in group["params"]]
+        self._every = every
+        self._step = optimizer.step
+        self._kept: list[list[Tensor | None]] = []
+        optimizer.step = self._count  # type: ignore[method-assign,assignment]
+
+    def _count(self) -> None:
+        self._kept.append([None if param.grad is None else param.grad.clone() for param in self._params])
+        if len(self._kept) >= self._every:
+            self.flush()
+
+    def flush(self) -> None:
+        """A step with what has been kept, for the end of an epoch."""
+        if not self._kept:
             return
-        for index, param in enumerate(params):
-            grads = [grad for grads in kept if (grad := grads[index]) is not None]
-            param.grad = torch.stack(grads).sum(0) / every if grads else None
-        kept.clear()
-        step()
-
-    optimizer.step = counted  # type: ignore[method-assign,assignment]
+        for index, param in enumerate(self._params):
+            grads = [grad for grads in self._kept if (grad := grads[index]) is not None]
+            param.grad = functools.reduce(torch.add, grads) / len(self._kept) if grads else None
+        self._kept.clear()
+        self._step()
 
 
 def forgiving(optimizer: Optimizer, policy: str) -> None:
