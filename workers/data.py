@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias, cast
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from ps.clock import Clock
 from ps.control.api import Control, DataRange, Lease, LeaseAsk, LeaseVerdict, StreamSpec
-from ps.errors import ConfigError, PsError, UnsupportedError
+from ps.errors import PsError
 from workers.ledger import Ledger
 from workers.lifecycle import Lifecycle
+from workers.sources import B_co, Source
 
 log = logging.getLogger(__name__)
-
-Batch: TypeAlias = "object"
-"""What a dataset's samples collate to; for tensors a tuple of tensors."""
-
-Data: TypeAlias = "Dataset[object] | Sequence[object] | Tensor | tuple[Tensor, ...]"
-"""What `epochs` takes: a map-style dataset, a tensor, or tensors of equal length."""
-
-LAST = ("merge", "short", "drop")
 
 _LEASE_WAIT_S = 2.0
 """How long the coordinator may hold a request for data before it answers that there is none yet."""
@@ -54,6 +46,11 @@ class Feed(Protocol):
     clock: Clock
     lookahead_s: float
 
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch of any stream is being iterated over."""
+        ...
+
     def drain(self) -> None:
         """Hand everything back, leave the job and raise `WorkerDrained`."""
         ...
@@ -67,70 +64,71 @@ class Feed(Protocol):
         ...
 
 
-class Stream:
+class Stream(Generic[B_co]):
     """One call of `worker.epochs`: an iterator over `Epoch`s. Not thread-safe: for the training thread."""
 
     def __init__(
         self,
         feed: Feed,
         spec: StreamSpec,
-        dataset: Data,
+        source: Source[B_co],
         *,
         batch_size: int,
         last: str,
         barrier: bool,
         needs_push: Callable[[], bool],
     ) -> None:
+        """`batch_size` in positions: 1 where each stands for a shard."""
         self._feed = feed
         self._spec = spec
-        self._fetch = fetcher(dataset)
+        self._source = source
         self._batch_size = batch_size
         self._last = last
         self._barrier = barrier
         self._orders: OrderedDict[int, Tensor] = OrderedDict()
         self._pace = _Pace(feed.clock, feed.lookahead_s)
-        self._sizes: list[int] = []
+        # Leased batches in order: first those that the source has taken already, then those that it may take.
+        self._taken: deque[DataRange] = deque()
+        self._planned: deque[DataRange] = deque()
         self._ended = False
+        self._inner = False  # within an epoch of another stream: what is accumulated is that one's
         self.open = False
         """Whether an epoch is being iterated over."""
         self.ledger = Ledger(feed.control, feed.clock, needs_push=needs_push)
         self.next_epoch = feed.control.open_stream(spec)
         """The epoch that comes next; of a stream that others have begun, first the oldest that is not done."""
 
-    def __iter__(self) -> Iterator[Epoch]:
+    def __iter__(self) -> Iterator[Epoch[B_co]]:
         return self
 
-    def __next__(self) -> Epoch:
-        self._feed.lifecycle.check()
-        if self._feed.lifecycle.draining:
-            self._feed.drain()
+    def __next__(self) -> Epoch[B_co]:
+        self._check()
         if self._ended or self.next_epoch >= self._spec.epochs:
+            self.close()
             raise StopIteration
         self.next_epoch += 1
         return Epoch(self, self.next_epoch - 1)
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
+    def batches(self, epoch: int) -> Iterator[B_co]:
         """Batches of an epoch, lease after lease; whatever ends it early hands back what was not trained on."""
         self.ledger.consume()
+        self._inner = self._feed.in_epoch
         self.open = True
         try:
-            while self._more(epoch):
-                batch = self.ledger.hand_out(self._sizes.pop(0))
-                samples = self._fetch(self._ids(batch))
-                self._pace.start()
-                yield samples
-                self._pace.stop()
-                self.ledger.consume()
-            self._feed.flush()
-            self.ledger.finish()
+            while self._supply(epoch):
+                yield from self._load(epoch)
+            self._settle()
         finally:
             self.open = False
             self.hand_back()
+            self._source.end_epoch()
 
     def hand_back(self) -> None:
         """Leave the current epoch; does nothing between epochs."""
-        self._sizes.clear()
-        self._feed.abandon()
+        self._planned.clear()
+        self._taken.clear()
+        if not self._inner:
+            self._feed.abandon()
         if self._feed.lifecycle.fatal:
             return
         try:
@@ -138,12 +136,45 @@ class Stream:
         except PsError as error:  # often on the way out of another error, which says more
             log.warning("could not hand back data: %s", error)
 
-    def _more(self, epoch: int) -> bool:
+    def close(self) -> None:
+        """End loader processes. Idempotent; bounded."""
+        self._source.close()
+
+    def _load(self, epoch: int) -> Iterator[B_co]:
+        """Batches of what is leased, and of what can be had in the meantime without waiting."""
+        self._pace.start()
+        for piece in self._source.load(_Plan(lambda: self._next_ids(epoch))):
+            if piece.begins:
+                taken = self._taken.popleft()
+                self.ledger.hand_out(taken.end - taken.begin, samples=piece.samples, whole=piece.ends)
+            else:
+                self.ledger.hand_out_more(piece.samples or 0, whole=piece.ends)
+            if piece.batch is not None:
+                yield piece.batch
+            if piece.ends:
+                self._pace.stop()
+            self.ledger.consume()
+            self._check()
+            if piece.ends:
+                self._pace.start()
+
+    def _next_ids(self, epoch: int) -> Tensor | None:
+        """Sample ids of the next leased batch, for the source; None when there is none just now."""
+        # Not before the pace is known: a worker may turn out to be slow. Then the source fills up in the next round.
+        if not self._planned and self._source.ahead and self._pace.known:
+            self.ledger.acknowledge()
+            lease = self._feed.control.lease(self._ask(epoch), wait_s=0.0)
+            if lease.verdict is LeaseVerdict.RANGE:
+                self._accept(lease)
+        if not self._planned:
+            return None
+        self._taken.append(self._planned.popleft())
+        return self._ids(self._taken[-1])
+
+    def _supply(self, epoch: int) -> bool:
         """Make sure that a leased batch is there; False at the end of the epoch. Blocks while others hold the rest."""
-        self._feed.lifecycle.check()
-        if self._feed.lifecycle.draining:
-            self._feed.drain()
-        if self._sizes:
+        self._check()
+        if self._planned:
             return True
         self.ledger.acknowledge()
         # Samples of our own that no push covers yet may be all that is left: don't wait for ourselves.
@@ -156,27 +187,43 @@ class Stream:
             if lease.verdict is not LeaseVerdict.WAIT:
                 self._ended = lease.verdict is LeaseVerdict.STREAM_END
                 return False
-            self._feed.flush()
-            self.ledger.finish()
+            self._settle()
             wait_s = _LEASE_WAIT_S
-            self._feed.lifecycle.check()
-            if self._feed.lifecycle.draining:
-                self._feed.drain()
+            self._check()
+
+    def _settle(self) -> None:
+        """Nothing more comes for now: push what is left of an accumulation, and count what was handed out as done."""
+        if not self._inner:
+            self._feed.flush()
+        self.ledger.finish()
+
+    def _check(self) -> None:
+        self._feed.lifecycle.check()
+        if self._feed.lifecycle.draining:
+            self._feed.drain()
 
     def _ask(self, epoch: int) -> LeaseAsk:
+        ahead = len(self._taken) + len(self._planned)
         return LeaseAsk(
             stream=self._spec.stream,
             epoch=epoch,
             batch_size=self._batch_size,
-            batches=self._pace.batches(),
+            batches=self._pace.batches(least=self._source.ahead - ahead),
             last=self._last,
             barrier=self._barrier,
+            batch_s=self._pace.mean_s,
+            ahead=ahead,
         )
 
     def _accept(self, lease: Lease) -> None:
         assert lease.range is not None and lease.batch_sizes
         self.ledger.leased(lease.range)
-        self._sizes = list(lease.batch_sizes)
+        begin = lease.range.begin
+        for size in lease.batch_sizes:
+            self._planned.append(
+                DataRange(stream=self._spec.stream, epoch=lease.range.epoch, begin=begin, end=begin + size)
+            )
+            begin += size
 
     def _ids(self, batch: DataRange) -> Tensor:
         """Sample ids of a range of positions."""
@@ -189,108 +236,71 @@ class Stream:
         return self._orders[batch.epoch][batch.begin : batch.end]
 
 
-class Epoch:
+class Epoch(Generic[B_co]):
     """One epoch of a stream; iterate over it for batches. `break` and errors hand back what was not trained on."""
 
-    def __init__(self, stream: Stream, index: int) -> None:
+    def __init__(self, stream: Stream[B_co], index: int) -> None:
         self.index = index
         """0 for the first epoch. A worker that joins late starts at the oldest unfinished one."""
         self._stream = stream
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[B_co]:
         return self._stream.batches(self.index)
 
     def __repr__(self) -> str:
         return f"Epoch({self.index})"
 
 
+class _Plan:
+    """An iterator that may go on after its end: asked again, it looks again."""
+
+    def __init__(self, look: Callable[[], Tensor | None]) -> None:
+        self._look = look
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self
+
+    def __next__(self) -> Tensor:
+        found = self._look()
+        if found is None:
+            raise StopIteration
+        return found
+
+
 class _Pace:
-    """Seconds per batch of this worker, and how many batches that makes for the lookahead."""
+    """Seconds per batch of this worker, fetching included, and how many batches that makes for the lookahead."""
 
     def __init__(self, clock: Clock, lookahead_s: float) -> None:
         self._clock = clock
         self._lookahead_s = lookahead_s
-        self._mean_s: float | None = None
+        self._batches = 0
         self._started_s = 0.0
         self._asked = 0
+        self.mean_s = 0.0
+        """Moving mean of seconds per batch; 0 before the first is done."""
+
+    @property
+    def known(self) -> bool:
+        """Whether a batch has been done."""
+        return self._batches > 0
 
     def start(self) -> None:
-        """A batch is handed out."""
+        """A batch is wanted, and could be had."""
         self._started_s = self._clock.now()
 
     def stop(self) -> None:
-        """The next is asked for."""
+        """It is done: the next is asked for."""
         took_s = self._clock.now() - self._started_s
-        mean_s = took_s if self._mean_s is None else self._mean_s
-        self._mean_s = mean_s + _PACE_WEIGHT * (took_s - mean_s)
+        self._batches += 1
+        # The first batch pays for all that is slow once only: as soon as there is a second, it counts no more.
+        weight = 1.0 if self._batches <= 2 else _PACE_WEIGHT
+        self.mean_s += weight * (took_s - self.mean_s)
 
-    def batches(self) -> int:
-        """How many to lease now: one at first, then at most twice as many as before."""
-        if self._mean_s is None:
+    def batches(self, *, least: int) -> int:
+        """How many to lease now: one at first, then `least` or more, at most twice as many as before."""
+        if not self.known:
             self._asked = 1
         else:
-            wanted = int(self._lookahead_s / max(self._mean_s, 1e-6))
-            self._asked = max(1, min(wanted, 2 * self._asked, _MOST_BATCHES))
+            wanted = int(self._lookahead_s / max(self.mean_s, 1e-6))
+            self._asked = max(1, least, min(wanted, 2 * self._asked, _MOST_BATCHES))
         return self._asked
-
-
-def check_arguments(batch_size: int, count: int, seed: int, last: str) -> None:
-    """Raise `ConfigError` naming the argument of `epochs` that is wrong."""
-    if batch_size < 1:
-        raise ConfigError(f"epochs(batch_size={batch_size}) must be at least 1")
-    if count < 1:
-        raise ConfigError(f"epochs(count={count}) must be at least 1")
-    if seed < 0:
-        raise ConfigError(f"epochs(seed={seed}) must not be negative")
-    if last not in LAST:
-        raise ConfigError(f"epochs(last={last!r}) must be one of: {', '.join(LAST)}")
-
-
-def length_of(dataset: Data) -> int:
-    """Samples in the dataset. Raises `UnsupportedError` for iterable datasets, `ConfigError` for an empty one."""
-    if isinstance(dataset, IterableDataset):
-        raise UnsupportedError(
-            f"{type(dataset).__name__} is an IterableDataset: it has no sample numbers that could be leased to "
-            "workers. Use a map-style dataset (__len__ and __getitem__)"
-        )
-    tensors = _tensors(dataset)
-    if tensors is not None:
-        lengths = [len(tensor) for tensor in tensors]
-        if len(set(lengths)) != 1:
-            raise ConfigError(f"epochs(): tensors of different lengths: {lengths}")
-        length = lengths[0]
-    elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        length = len(cast("Sequence[object]", dataset))
-    else:
-        raise UnsupportedError(
-            f"epochs() takes a dataset with __len__ and __getitem__, a tensor or a tuple of tensors, got "
-            f"{type(dataset).__name__}"
-        )
-    if length < 1:
-        raise ConfigError("epochs(): the dataset is empty")
-    return length
-
-
-def fetcher(dataset: Data) -> Callable[[Tensor], Batch]:
-    """A function from sample ids to the batch: tensors are indexed, other samples go through `default_collate`."""
-    tensors = _tensors(dataset)
-    if tensors is not None:
-        if isinstance(dataset, Tensor):
-            return lambda ids: dataset[ids.to(dataset.device)]
-        return lambda ids: tuple(tensor[ids.to(tensor.device)] for tensor in tensors)
-    many = getattr(dataset, "__getitems__", None)
-    if callable(many):
-        return lambda ids: default_collate(many(ids.tolist()))
-    samples = cast("Sequence[object]", dataset)
-    return lambda ids: default_collate([samples[index] for index in ids.tolist()])
-
-
-def _tensors(dataset: Data) -> Sequence[Tensor] | None:
-    """The tensors behind a dataset that is nothing but tensors."""
-    if isinstance(dataset, Tensor):
-        return [dataset]
-    if isinstance(dataset, tuple) and dataset and all(isinstance(item, Tensor) for item in dataset):
-        return cast("tuple[Tensor, ...]", dataset)
-    if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
-        return dataset.tensors
-    return None

@@ -15,20 +15,20 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ps.clock import Clock, MonotonicClock
-from ps.control.api import StreamSpec
 from ps.errors import ConfigError, ForkedProcess, PsError, UnsupportedError
 from ps.types import LeaveReason, Role
 from workers.attach import Attachment, attach
 from workers.backend import Backend
 from workers.config import WorkerConfig, load
-from workers.data import Data, Stream, check_arguments, length_of
+from workers.data import Stream
+from workers.epochs import Streams
 from workers.lifecycle import DrainOnSigterm, Lifecycle, WorkerDrained, WorkerStopped, goodbye
 from workers.schedule import Schedules
 
 log = logging.getLogger(__name__)
 
 
-class Worker:
+class Worker(Streams):
     """One worker of a job. Not thread-safe: use it on the thread that owns the model.
 
     A context manager: leaving the block says goodbye, with the reason if it is left by an exception. After SIGTERM
@@ -38,6 +38,7 @@ class Worker:
     """
 
     def __init__(self, backend: Backend, config: WorkerConfig, *, clock: Clock | None = None) -> None:
+        super().__init__()
         self.control = backend.control
         self.lifecycle = Lifecycle()
         self.clock = clock or MonotonicClock()
@@ -46,8 +47,6 @@ class Worker:
         self._config = config
         self._attachment: Attachment | None = None
         self._schedules = Schedules(self)
-        self._streams: list[Stream] = []
-        self._streams_opened = 0
         self._left = False
         self._closed = False
         self._sigterm = DrainOnSigterm(self.lifecycle)
@@ -199,44 +198,6 @@ class Worker:
             raise ConfigError("load() before attach(): there call model.load_state_dict(), the first worker's counts")
         self._attachment.load(state_dict, strict=strict)
 
-    def epochs(
-        self,
-        dataset: Data,
-        batch_size: int,
-        count: int = 1,
-        seed: int = 0,
-        last: str = "merge",
-        *,
-        shuffle: bool = True,
-        barrier: bool = False,
-    ) -> Stream:
-        """Iterate over `count` epochs of a dataset that all workers share: each sample goes to one worker per epoch.
-
-        `dataset` is map-style, a tensor, or a tuple of tensors; every worker gives the same one, and calls `epochs` in
-        the same order. `seed` decides the order, `last` the fate of a short last batch (`merge` it into the one before
-        if it is shorter than half a batch, give it `short`, or `drop` it), `barrier` whether an epoch starts only
-        when the one before is done everywhere. A batch counts as done once a push made after it was applied; leaving
-        the loop early hands the rest back. Without crashes each sample is done exactly once per epoch.
-        """
-        self.lifecycle.check()
-        self._check_not_left()
-        check_arguments(batch_size, count, seed, last)
-        number = self._streams_opened
-        spec = StreamSpec(stream=number, length=length_of(dataset), seed=seed, epochs=count, shuffle=shuffle)
-        stream = Stream(
-            self,
-            spec,
-            dataset,
-            batch_size=batch_size,
-            last=last,
-            barrier=barrier,
-            needs_push=lambda: self._attachment is not None,
-        )
-        self._streams_opened += 1
-        self._streams.append(stream)
-        self._schedules.opened(stream.next_epoch)
-        return stream
-
     def report(self, **numbers: SupportsFloat) -> None:
         """Numbers for status and `summary.json`, e.g. `report(test_accuracy=0.98)`; the last value of a name wins."""
         self.lifecycle.check()
@@ -271,6 +232,7 @@ class Worker:
         finally:
             self._sigterm.restore()
             _forget(self)
+            self._close_streams()
             if self._attachment is not None:
                 self._attachment.transport.close()
             self.control.close()
@@ -296,10 +258,6 @@ class Worker:
         except PsError as error:
             log.warning("the last %d micro-batches could not be pushed: %s", self.micro_batches, error)
 
-    def _hand_back(self) -> None:
-        for stream in self._streams:
-            stream.hand_back()
-
     def _leave(self, reason: LeaveReason, exit_code: int, detail: str) -> None:
         if self._left:
             return
@@ -310,6 +268,16 @@ class Worker:
             self.control.leave(reason, exit_code=exit_code, detail=detail)
         except PsError as error:
             log.warning("could not say goodbye to the coordinator: %s", error)
+
+    def _check_usable(self) -> None:
+        self.lifecycle.check()
+        self._check_not_left()
+
+    def _needs_push(self) -> bool:
+        return self._attachment is not None
+
+    def _opened(self, stream: Stream[object]) -> None:
+        self._schedules.opened(stream.next_epoch)
 
     def _check_not_left(self) -> None:
         if self._left or self._closed:

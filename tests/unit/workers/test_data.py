@@ -15,7 +15,8 @@ from ps.alone import LocalJob
 from ps.errors import ConfigError, Refused, UnsupportedError
 from workers import Worker, WorkerDrained, permutation
 from workers.config import WorkerConfig
-from workers.data import Data, fetcher, length_of
+from workers.loader import source_of
+from workers.sources import Data, Loading, length_of
 
 
 class Squares(Dataset[tuple[int, float]]):
@@ -177,7 +178,9 @@ def test_draining_acknowledges_hands_back_and_leaves(job: LocalJob, worker: Work
 def test_datasets_collate_as_a_data_loader_would(data: Data, length: int, batch: list[list[float]]) -> None:
     """Tensors are indexed, everything else goes sample by sample, subclasses that change samples included."""
     assert length_of(data) == length
-    got = fetcher(data)(torch.tensor([3, 1]))
+    source = source_of(data, Loading(), 0)
+    (piece,) = source.load(iter([torch.tensor([3, 1])]))
+    got = piece.batch
     assert isinstance(got, tuple | list)
     assert [part.tolist() for part in got] == batch
 
@@ -205,4 +208,4 @@ def test_wrong_arguments_are_named(worker: Worker, wrong: dict[str, object], wor
     """Arguments of `epochs` are checked at the call."""
     arguments: dict[str, object] = {"batch_size": 2, **wrong}
     with pytest.raises(ConfigError, match=words):
-        worker.epochs(ids(4), **arguments)  # type: ignore[arg-type]
+        worker.epochs(ids(4), **arguments)  # type: ignore[call-overload]
