@@ -123,7 +123,7 @@ def test_hyper_parameters_follow_each_push(change: Callable[[dict[str, object]],
     case = Case("SparseAdam", {"lr": 0.1}, ((4, 3),))
     (shard,) = shards_of(case, sparse=True, shard_bytes=1 << 20)
     local = torch.ones(4, 3)
-    oracle = torch.optim.SparseAdam([local], lr=0.1)
+    oracle: torch.optim.Optimizer = torch.optim.SparseAdam([local], lr=0.1)
     weights = flat(shard, [local])
     mine = TensorOptimizer(shard, served(case.name), weights)
     for step in range(4):

@@ -35,7 +35,9 @@ def test_numbers_of_rows_are_minus_one_or_more(rows: object) -> None:
     part = ShardPush(shard=ShardId(0), shard_epoch=1, base=Version(1, 0), present=b"\x01")
     wire = to_wire(Push(caller=caller, sequence=0, samples=1, groups=(), shards=(part,)))
     assert from_wire(wire).shards == (part,)
-    *head, ((*fields, dense),), poll = wire  # type: ignore[misc]
+    *head, shards, poll = wire
+    assert isinstance(shards, tuple)
+    ((*fields, dense),) = shards
     assert dense == DENSE
     with pytest.raises(WireError, match=r"rows: got .*, expected an integer from -1 to"):
         from_wire((*head, ((*fields, rows),), poll))
