@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import backward
 from torch.nn.functional import mse_loss
-from torch.optim import Adam, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from ps.alone import LocalJob, settings
 from ps.errors import ConfigError, NonFiniteGradient, Refused
+from tests.support.lanes import FlatLane
 from tests.support.loops import Averaged
 from tests.support.models import Mlp, batches
-from tests.support.oracle import loss_of, weights
+from tests.support.oracle import loss_of, run, weights
+from tests.support.schedulers import MAKERS
 from workers import Worker, WorkerDrained, permutation
 from workers.config import WorkerConfig
 
@@ -143,6 +145,46 @@ def test_steps_without_gradients_tick_the_clock() -> None:
         for _ in range(3):
             optimizer.step()
         assert same(weights(model), before) and worker.global_step == 3
+
+
+@pytest.mark.filterwarnings("ignore:Please also save")
+@pytest.mark.parametrize("first", ["scheduler", "attach"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_schedulers_take_effect_at_once(name: str, first: str) -> None:
+    """Each scheduler of torch, made before or after attach, following the job or not: bitwise plain PyTorch."""
+    results = []
+    for attached in (False, True):
+        with Worker(small_job().member(), WorkerConfig()) as worker:
+            torch.manual_seed(5)
+            model = nn.Linear(7, 3)
+            optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+            scheduler = MAKERS[name](optimizer) if first == "scheduler" else None
+            if attached:
+                worker.attach(model, optimizer)
+            scheduler = scheduler or MAKERS[name](optimizer)
+            if attached and first == "attach":
+                worker.schedule(scheduler)
+            for x, y in batches(8):
+                micro_batch(model, optimizer, x, y)
+                scheduler.step()
+            results.append(weights(model))
+    assert same(*results)
+
+
+@pytest.mark.parametrize("name", ["strided", "transformer_and_lstm", "unused_frozen_scalar_adam", "sparse_adagrad"])
+def test_models_on_other_devices_go_through_flat_memory_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way over a GPU's flat memory, walked on the CPU: bitwise the same."""
+    made: list[FlatLane] = []
+
+    def lane(device: torch.device) -> FlatLane:
+        made.append(FlatLane())
+        return made[-1]
+
+    monkeypatch.setattr("workers.buffers.lane_for", lane)
+    with Worker(small_job().member(), WorkerConfig(message_bytes=512)) as worker:
+        got = weights(run(name, worker.attach))
+    assert same(got, weights(run(name)))
+    assert len(made) == 1 and made[0].moved and made[0].brought
 
 
 def poisoned(value: float) -> Callable[[nn.Module], None]:

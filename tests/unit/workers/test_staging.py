@@ -11,28 +11,11 @@ from torch import Tensor, nn
 from ps.sharding.partition import make_plan
 from ps.sharding.spec import ModelSignature, ParamSpec
 from ps.types import ShardId
+from tests.support.lanes import FlatLane
 from workers.buffers import ModelMemory
-from workers.lanes import HostLane, Lane, Pairs, copy, lane_for
+from workers.lanes import HostLane, Lane, copy, lane_for
 from workers.routing import Message
 from workers.staging import Outgoing
-
-
-class FlatLane(HostLane):
-    """Gathers flat first, as a GPU's lane does, and brings replies over before it copies them."""
-
-    flat = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.moved: list[int] = []
-        self.brought = 0
-
-    def gather(self, pairs: Pairs, moves: Pairs) -> None:
-        super().gather(pairs, moves)
-        self.moved += [host.numel() for host, _ in moves]
-
-    def bring(self, payload: Tensor) -> Tensor:
-        self.brought += 1
-        return payload.clone()
 
 
 class TwoDevices(ModelMemory):

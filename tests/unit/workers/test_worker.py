@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -77,17 +77,35 @@ def test_a_different_model_is_refused_and_stays_local(job: LocalJob, worker: Wor
         train(model, optimizer)
 
 
-def test_local_edits_are_noticed_by_name_and_undone_by_pull(worker: Worker) -> None:
-    """A clamp between steps would be overwritten silently; it raises before anything is sent, and pull repairs."""
+def clamp(model: Mlp) -> None:
+    with torch.no_grad():
+        model.head.weight.clamp_(-0.01, 0.01)
+
+
+def reinitialise(model: Mlp) -> None:
+    nn.init.zeros_(model.head.weight)
+
+
+def load_head(model: Mlp) -> None:
+    model.head.load_state_dict(nn.Linear(24, 3).state_dict())
+
+
+@pytest.mark.parametrize("edit", [clamp, reinitialise, load_head])
+def test_local_edits_are_noticed_by_name_and_undone_by_pull(worker: Worker, edit: Callable[[Mlp], None]) -> None:
+    """An edit between steps would be overwritten silently; it raises before anything is sent, and pull repairs."""
     model = Mlp()
     optimizer = sgd(model)
     worker.attach(model, optimizer)
     train(model, optimizer)
     before = weights(model)
-    with torch.no_grad():
-        model.head.weight.clamp_(-0.01, 0.01)
-    with pytest.raises(LocalWeightEdit, match=r"'head.weight' were changed locally before step 1"):
+    edit(model)
+    with pytest.raises(LocalWeightEdit) as caught:
         optimizer.step()
+    assert str(caught.value) == (
+        "weights of 'head.weight' were changed locally before step 1: the servers own the weights and would overwrite "
+        "the change. Change weights before attach(), load others for everybody with worker.load(state_dict), or call "
+        "worker.pull() to take the servers' again"
+    )
     worker.pull()
     assert same(weights(model), before)
     train(model, optimizer)
