@@ -59,15 +59,25 @@ class Zygote:
         self._process.wait(END_S)
 
 
-def train(folder: Path, case: str, *, servers: int, exact: bool, shard_bytes: int, zygote: Zygote) -> Path:
+def train(
+    folder: Path,
+    case: str,
+    *,
+    servers: int,
+    exact: bool,
+    shard_bytes: int,
+    zygote: Zygote,
+    queue_bytes: int = 1 << 30,
+    message_bytes: int = 8 << 20,
+) -> Path:
     """One job: coordinator, servers, and a worker that trains a case; returns the file with the servers' weights."""
     folder.mkdir()
     address, weights = folder / "coordinator", folder / "weights.pt"
     started = [zygote.start("coordinator", folder=str(folder), servers=servers, exact=exact, shard_bytes=shard_bytes)]
     assert_eventually(address.exists, END_S, "the coordinator's address")
     where = address.read_text().strip()
-    started += [zygote.start("server", coordinator=where) for _ in range(servers)]
-    started += [zygote.start("worker", coordinator=where, case=case, weights=str(weights))]
+    started += [zygote.start("server", coordinator=where, queue_bytes=queue_bytes) for _ in range(servers)]
+    started += [zygote.start("worker", coordinator=where, case=case, weights=str(weights), message_bytes=message_bytes)]
     for code in reversed(started):
         assert zygote.wait(code) == 0, zygote.log(code)
     return weights
@@ -93,16 +103,21 @@ def _server(job: dict[str, Any]) -> int:
     from ps.server.process import run_server
     from ps.types import Address
 
-    return run_server(ServerConfig(member=MemberConfig(coordinator=Address.parse(job["coordinator"]))))
+    member = MemberConfig(coordinator=Address.parse(job["coordinator"]))
+    return run_server(ServerConfig(member=member, queue_bytes=job["queue_bytes"]))
 
 
 def _worker(job: dict[str, Any]) -> int:
     import torch
 
-    import workers
+    from ps.types import Address
     from tests.support.oracle import run, weights
+    from workers import Worker
+    from workers.cluster import Cluster
+    from workers.config import WorkerConfig
 
-    with workers.join(job["coordinator"]) as worker:
+    config = WorkerConfig(coordinator=Address.parse(job["coordinator"]), message_bytes=job["message_bytes"])
+    with Worker(Cluster(config), config) as worker:
         model = run(job["case"], worker.attach)
         with torch.no_grad():
             for param in model.parameters():
