@@ -142,8 +142,8 @@ def alternate(
 
 def _warm_up(contender: Contender, turn_s: float, most_steps: int) -> int:
     """Take a few steps; returns how many make a turn."""
-    contender.run(2)
-    step_s = contender.run(2).step_s
+    first_s = contender.run(1).step_s
+    step_s = contender.run(1 if first_s > turn_s else 2).step_s
     return max(1, min(most_steps, round(turn_s / step_s)))
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 LINKS = ("loopback", "100mbit", "200mbit", "1gbit", "10gbit")
@@ -65,6 +66,7 @@ class Link:
         if not self.shaped:
             return self
         near, far = self._names
+        _remove_abandoned()
         try:
             _ip("netns", "add", near)
             _ip("netns", "add", far)
@@ -91,7 +93,20 @@ class Link:
 
     def _remove(self) -> None:
         for namespace in self._names:
-            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, timeout=20, check=False)
+            _delete(namespace)
+
+
+def _remove_abandoned() -> None:
+    """Namespaces of benchmarks that were killed."""
+    for line in _run("ip", "netns", "list").splitlines():
+        name = line.split()[0]
+        owner = name.rpartition("-")[2]
+        if name.startswith(("psb-a-", "psb-b-")) and not Path(f"/proc/{owner}").exists():
+            _delete(name)
+
+
+def _delete(namespace: str) -> None:
+    subprocess.run(["ip", "netns", "del", namespace], capture_output=True, timeout=20, check=False)
 
 
 def _transmitted(namespace: str | None, interface: str) -> int:

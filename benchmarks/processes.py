@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from ps import memory
 from workers.children import Keeper
@@ -49,9 +49,14 @@ def environment(chosen: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in gone} | dict(chosen)
 
 
-class Children:
-    """All children of one benchmark, and a folder for their logs. A context manager; not thread-safe.
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
+
+class Children:
+    """All children of one benchmark, and a folder for their logs. A context manager of the main thread.
+
+    SIGTERM ends the benchmark like an error, so that children, folders and namespaces are removed.
     Should this process be killed, a keeper kills what is left.
     """
 
@@ -61,6 +66,7 @@ class Children:
         self._all: list[Child] = []
 
     def __enter__(self) -> Children:
+        signal.signal(signal.SIGTERM, _exit)
         self._folder = tempfile.TemporaryDirectory(prefix="ps-bench-")
         self.folder = Path(self._folder.name)
         self._keeper = Keeper()

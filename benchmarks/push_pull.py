@@ -71,7 +71,7 @@ def _groups(children: Children, link: Link, model: Model, shape: Shape, *, quick
         contenders.torch_rpc(children, link, model, "bulk", RPC_BULK),
         contenders.gloo(children, link, model, "flat", DDP_FLAT),
     ]
-    if not few or link.shaped:
+    if not few:
         groups.append(contenders.torch_rpc(children, link, model, "per_parameter", RPC_EACH))
     if not few:
         groups += [
