@@ -35,14 +35,18 @@ class MicroBatches:
         grads = [param.grad for param in self._params]
         self.calls += 1
         self._seen += any(grad is not None for grad in grads)
-        both = [
-            (mine, grad) for mine, grad in zip(self._sums, grads, strict=True) if mine is not None and grad is not None
-        ]
+        both: list[tuple[Tensor, Tensor]] = []
+        for index, (mine, grad) in enumerate(zip(self._sums, grads, strict=True)):
+            if grad is None:
+                continue
+            if mine is None:
+                self._sums[index] = grad.clone()
+            elif mine.is_sparse and not grad.is_sparse:  # an embedding's weight that is used elsewhere, too
+                self._sums[index] = grad + mine
+            else:
+                both.append((mine, grad))
         if both:
             torch._foreach_add_([mine for mine, _ in both], [grad for _, grad in both])
-        for index, grad in enumerate(grads):
-            if grad is not None and self._sums[index] is None:
-                self._sums[index] = grad.clone()
         return self.calls >= self._every
 
     @torch.no_grad()

@@ -171,6 +171,16 @@ def rows(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
         simple(model, optimizer, attach)
 
 
+def rows_in_micro_batches(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
+    """Sparse gradients and `attach(accumulate=3)`."""
+    attach(model, optimizer, accumulate=3)
+    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+        for x, y in batches(STEPS):
+            optimizer.zero_grad()
+            backward(loss_of(model, x, y))
+            optimizer.step()
+
+
 def cast(dtype: torch.dtype, optimizer: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Module], Optimizer]:
     """With the model in this dtype."""
     return lambda model: optimizer(model.to(dtype))
@@ -314,6 +324,7 @@ CASES: dict[str, Case] = {
     "sparse_adagrad_bfloat16": Case(
         Words, cast(torch.bfloat16, by_name("Adagrad", lr=0.05)), rows, bound=1e-2, because=REPEATED_HALF_ROWS
     ),
+    "sparse_adagrad_accumulate": Case(Words, by_name("Adagrad", lr=0.05), rows_in_micro_batches),
     "sparse_adam": Case(partial(Words, head=False), by_name("SparseAdam", lr=0.01), rows),
     "warm_up_chain_and_plateau": Case(Mlp, sgd_full, loops.warm_up_chain),
     "accumulate_5": Case(Mlp, adamw, loops.micro_batches),

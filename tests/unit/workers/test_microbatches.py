@@ -81,3 +81,25 @@ def test_nonsense_is_refused(every: object) -> None:
     """By name, with the value."""
     with pytest.raises(ConfigError, match=r"attach\(accumulate=.*at least 1"):
         MicroBatches([], every)  # type: ignore[arg-type]
+
+
+def test_rows_of_embeddings_add_up_with_each_other_and_with_dense_gradients() -> None:
+    """Sparse gradients stay sparse; once a dense one has come for the same weight, the sum is dense."""
+    table = nn.Parameter(torch.zeros(3, 1))
+
+    def rows(*ids: int) -> torch.Tensor:
+        values = torch.ones(len(ids), 1)
+        return torch.sparse_coo_tensor(torch.tensor([ids]), values, (3, 1), check_invariants=False)
+
+    for grads, sparse in (
+        ([rows(0, 1, 1), rows(1)], True),
+        ([rows(0, 1, 1), torch.tensor([[0.0], [1.0], [0.0]])], False),
+        ([torch.tensor([[0.0], [1.0], [0.0]]), rows(0, 1, 1)], False),
+    ):
+        batches = MicroBatches([table], 2)
+        for grad in grads:
+            table.grad = grad
+            batches.add()
+        (mean,) = batches.take()
+        assert mean is not None and mean.is_sparse is sparse
+        assert mean.to_dense().flatten().tolist() == [0.5, 1.5, 0.0]
