@@ -11,7 +11,7 @@ Padding inside a run has zero weights and zero gradients; whatever an element-wi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, cast
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ps.errors import UnsupportedError
 from ps.optim.spec import ServedOptimizer
+from ps.optim.state import PieceEntries
 from ps.sharding.spec import Shard
 from ps.types import Hyper
 
@@ -105,6 +106,38 @@ class ShardOptimizer:
         """State of one piece but for its elements; for checks and status."""
         self._collect()
         return self._states[piece]
+
+    def export_state(self) -> list[PieceEntries]:
+        """A copy of the state of each piece."""
+        self._collect()
+        flat = {key: value.clone() for key, value in self._flat.items()}
+        return [self._entries(index, flat) for index in range(len(self._pieces))]
+
+    def import_state(self, pieces: Sequence[PieceEntries]) -> None:
+        """Replace the state of each piece, copying it."""
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+        self._runs, self._present = [], None
+        self._flat, self._scalars = {}, {}
+        numbers_on = self._weights.device if self._kernel.get("fused") else torch.device("cpu")
+        for index, (piece, entries) in enumerate(zip(self._pieces, pieces, strict=True)):
+            for key, value in entries.items():
+                if not value.dim():
+                    self._scalars[key] = value.to(numbers_on, copy=True)
+                    continue
+                if key not in self._flat:
+                    self._flat[key] = torch.zeros_like(self._weights, dtype=value.dtype)
+                self._flat[key][piece.offset : piece.offset + piece.numel].copy_(value)
+            self._states[index] = _summary(entries)
+
+    def _entries(self, index: int, flat: dict[str, Tensor]) -> PieceEntries:
+        piece = self._pieces[index]
+        return {
+            key: flat[key][piece.offset : piece.offset + piece.numel]
+            if number is None
+            else torch.full_like(self._scalars[key], number)
+            for key, number in self._states[index]
+        }
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
@@ -204,10 +237,11 @@ class ShardOptimizer:
             return
         for run in self._runs:
             state = cast(State, self._optimizer.state.get(run.view, {}))
-            kept = tuple(
-                (key, None if value.dim() else float(value)) for key, value in state.items() if value is not None
-            )
-            self._states[run.first : run.last] = [kept] * (run.last - run.first)
+            self._states[run.first : run.last] = [_summary(state)] * (run.last - run.first)
+
+
+def _summary(state: Mapping[str, Tensor | None]) -> PieceState:
+    return tuple((key, None if value.dim() else float(value)) for key, value in state.items() if value is not None)
 
 
 def warm_up() -> None:

@@ -9,10 +9,41 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, runtime_checkable
 
 from ps.errors import UnsupportedError
 from ps.types import Hyper, HyperValue
+
+
+class StateKind(Enum):
+    """What an entry of an optimizer's state is, for a parameter or a piece of one."""
+
+    NUMBER = "number"
+    """0-dim, float32 or float64."""
+    COUNT = "count"
+    """A Python int; travels as a 0-dim int64 tensor."""
+    ELEMENTS = "elements"
+    """One for each element of the parameter."""
+    ROWS = "rows"
+    """One for each row of a matrix, or stack of matrices: the parameter's shape with the last size 1."""
+    COLUMNS = "columns"
+    """One for each column: the last but one size is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateKey:
+    """One entry of a parameter's state."""
+
+    name: str
+    kind: StateKind = StateKind.ELEMENTS
+    optional: bool = False
+    """Whether it depends on hyper-parameters or the parameter's shape."""
+    like_gradient: bool = False
+    """Whether it is sparse where gradients are. It travels dense."""
+
+
+_STEP = StateKey("step", StateKind.NUMBER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +54,8 @@ class ServedOptimizer:
     """Class name in torch.optim."""
     keys: tuple[str, ...]
     """Hyper-parameters that travel, in this order; all in the class's `defaults`."""
+    state: tuple[StateKey, ...] = ()
+    """What the class keeps for a parameter once that has had a gradient, in the class's order."""
     fused: bool = False
     """Whether the class has a fused kernel on the CPU."""
     whole_tensors: bool = False
@@ -50,53 +83,101 @@ _REFUSED_FLAGS = {
 }
 """Flags in `defaults` that change what a step means: refused when True, never sent."""
 
+_ADAM = (_STEP, StateKey("exp_avg"), StateKey("exp_avg_sq"), StateKey("max_exp_avg_sq", optional=True))
+
 _TABLE = (
     ServedOptimizer(
         name="SGD",
         keys=("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+        state=(StateKey("momentum_buffer", optional=True, like_gradient=True),),
         fused=True,
         sparse=True,
     ),
     ServedOptimizer(
         name="Adam",
         keys=("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
+        state=_ADAM,
         fused=True,
     ),
     ServedOptimizer(
         name="AdamW",
         keys=("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
+        state=_ADAM,
         fused=True,
     ),
     ServedOptimizer(
         name="Adagrad",
         keys=("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "maximize"),
+        state=(_STEP, StateKey("sum")),
         fused=True,
         sparse=True,
     ),
-    ServedOptimizer(name="RMSprop", keys=("lr", "momentum", "alpha", "eps", "centered", "weight_decay", "maximize")),
-    ServedOptimizer(name="Adadelta", keys=("lr", "rho", "eps", "weight_decay", "maximize")),
-    ServedOptimizer(name="Adamax", keys=("lr", "betas", "eps", "weight_decay", "maximize")),
+    ServedOptimizer(
+        name="RMSprop",
+        keys=("lr", "momentum", "alpha", "eps", "centered", "weight_decay", "maximize"),
+        state=(
+            _STEP,
+            StateKey("square_avg"),
+            StateKey("momentum_buffer", optional=True),
+            StateKey("grad_avg", optional=True),
+        ),
+    ),
+    ServedOptimizer(
+        name="Adadelta",
+        keys=("lr", "rho", "eps", "weight_decay", "maximize"),
+        state=(_STEP, StateKey("square_avg"), StateKey("acc_delta")),
+    ),
+    ServedOptimizer(
+        name="Adamax",
+        keys=("lr", "betas", "eps", "weight_decay", "maximize"),
+        state=(_STEP, StateKey("exp_avg"), StateKey("exp_inf")),
+    ),
     ServedOptimizer(
         name="NAdam",
         keys=("lr", "betas", "eps", "weight_decay", "momentum_decay", "decoupled_weight_decay", "maximize"),
+        state=(_STEP, StateKey("mu_product", StateKind.NUMBER), StateKey("exp_avg"), StateKey("exp_avg_sq")),
     ),
-    ServedOptimizer(name="RAdam", keys=("lr", "betas", "eps", "weight_decay", "maximize", "decoupled_weight_decay")),
-    ServedOptimizer(name="ASGD", keys=("lr", "lambd", "alpha", "t0", "weight_decay", "maximize")),
-    ServedOptimizer(name="Rprop", keys=("lr", "etas", "step_sizes", "maximize")),
+    ServedOptimizer(
+        name="RAdam",
+        keys=("lr", "betas", "eps", "weight_decay", "maximize", "decoupled_weight_decay"),
+        state=(_STEP, StateKey("exp_avg"), StateKey("exp_avg_sq")),
+    ),
+    ServedOptimizer(
+        name="ASGD",
+        keys=("lr", "lambd", "alpha", "t0", "weight_decay", "maximize"),
+        state=(_STEP, StateKey("eta", StateKind.NUMBER), StateKey("mu", StateKind.NUMBER), StateKey("ax")),
+    ),
+    ServedOptimizer(
+        name="Rprop",
+        keys=("lr", "etas", "step_sizes", "maximize"),
+        state=(_STEP, StateKey("prev"), StateKey("step_size")),
+    ),
     ServedOptimizer(
         name="Adafactor",
         keys=("lr", "beta2_decay", "eps", "d", "weight_decay", "maximize"),
+        state=(
+            _STEP,
+            StateKey("row_var", StateKind.ROWS, optional=True),
+            StateKey("col_var", StateKind.COLUMNS, optional=True),
+            StateKey("variance", optional=True),
+        ),
         whole_tensors=True,
         complex=False,
     ),
     ServedOptimizer(
         name="Muon",
         keys=("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+        state=(StateKey("momentum_buffer"),),
         whole_tensors=True,
         complex=False,
     ),
     ServedOptimizer(
-        name="SparseAdam", keys=("lr", "betas", "eps", "maximize"), dense=False, sparse=True, complex=False
+        name="SparseAdam",
+        keys=("lr", "betas", "eps", "maximize"),
+        state=(StateKey("step", StateKind.COUNT), StateKey("exp_avg"), StateKey("exp_avg_sq")),
+        dense=False,
+        sparse=True,
+        complex=False,
     ),
 )
 

@@ -7,7 +7,7 @@ its state as it does anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ps.optim.apply import ShardOptimizer, accepted, construct, raw_step
 from ps.optim.spec import ServedOptimizer
+from ps.optim.state import PieceEntries
 from ps.sharding.spec import Shard
 from ps.types import Hyper
 
@@ -28,6 +29,14 @@ class Optimizer(Protocol):
         `grads` has the weights' dtype. It is flat and of their size or, in shards whose gradients are rows, sparse and
         coalesced, of the shape of the piece. It is not kept. `hyper` has passed `check_values`.
         """
+        ...
+
+    def export_state(self) -> list[PieceEntries]:
+        """A copy of the state of each piece."""
+        ...
+
+    def import_state(self, pieces: Sequence[PieceEntries]) -> None:
+        """Replace the state of each piece, copying it. It has been checked as `state.unpack` does."""
         ...
 
 
@@ -53,6 +62,9 @@ class TensorOptimizer:
         self._optimizer: torch.optim.Optimizer | None = None
         """Made at the first push, when hyper-parameters are known."""
         self._hyper: Hyper = ()
+        self._as_rows = {key.name for key in optimizer.state if key.like_gradient and shard.row_elems}
+        self._imported: list[PieceEntries] = [{} for _ in shard.pieces]
+        """State that waits for the optimizer to be made."""
 
     def apply(self, grads: Tensor, present: bytes, hyper: Hyper) -> None:
         """See `Optimizer`."""
@@ -68,6 +80,24 @@ class TensorOptimizer:
             for param in self._params:
                 param.grad = None
 
+    def export_state(self) -> list[PieceEntries]:
+        """See `Optimizer`."""
+        if self._optimizer is None:
+            return self._imported
+        return [_exported(self._optimizer.state.get(param, {})) for param in self._params]
+
+    def import_state(self, pieces: Sequence[PieceEntries]) -> None:
+        """See `Optimizer`."""
+        if self._optimizer is None:
+            self._imported = list(pieces)
+            return
+        self._optimizer.state.clear()
+        for param, entries in zip(self._params, pieces, strict=True):
+            if entries:
+                self._optimizer.state[param] = {
+                    key: _imported(value, param, rows=key in self._as_rows) for key, value in entries.items()
+                }
+
     def _run(self, optimizer: torch.optim.Optimizer, *, sparse: bool) -> None:
         if not sparse:
             self._step(optimizer)
@@ -82,7 +112,27 @@ class TensorOptimizer:
             kernels = ("foreach", "fused")
             choice: dict[str, object] = {key: False for key in kernels if key in accepted(self._class.__name__)}
             self._optimizer = construct(self._class, self._params, hyper, choice)
+            if any(self._imported):
+                self.import_state(self._imported)
+            self._imported = []
         if hyper != self._hyper:
             self._optimizer.param_groups[0].update(hyper)
             self._hyper = hyper
         return self._optimizer
+
+
+def _exported(state: dict[str, object]) -> PieceEntries:
+    """Copies of a parameter's state as tensors: counts are Python ints, momentum of rows may be sparse."""
+    found: PieceEntries = {}
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            found[key] = value.to_dense() if value.is_sparse else value.clone(memory_format=torch.contiguous_format)
+        elif value is not None:
+            found[key] = torch.tensor(value, dtype=torch.int64)
+    return found
+
+
+def _imported(value: Tensor, param: Tensor, *, rows: bool) -> object:
+    if value.dim():
+        return value.to(param.device).to_sparse(1) if rows else value.to(param.device, copy=True)
+    return int(value) if value.dtype is torch.int64 else value.clone()
