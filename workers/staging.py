@@ -70,7 +70,11 @@ class Layout:
         """Pieces of a shard with their views of `region`, its bytes; a whole parameter's view has its shape."""
         cuts = self.shards[shard]
         parts = region.view(cuts.dtype).split_with_sizes(cuts.sizes)
-        return [(cut, parts[cut.part].view(cut.shape) if cut.whole else parts[cut.part]) for cut in cuts.pieces]
+        # Reshaping costs more than the copy of a tiny tensor, and most of these are flat already.
+        return [
+            (cut, parts[cut.part].view(cut.shape) if cut.whole and len(cut.shape) != 1 else parts[cut.part])
+            for cut in cuts.pieces
+        ]
 
     def message_views(self, message: Message, payload: Tensor) -> Pieces:
         """Pieces of all shards of a message with their views of `payload`."""

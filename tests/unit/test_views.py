@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from torch.optim import Adagrad
 
 from ps import planning, views
 from ps.errors import ConfigError, UnsupportedError
 from ps.v1 import coordinator_pb2 as pb
 from ps.v1 import types_pb2
+from tests.support.models import Words
+from workers.signature import describe
 
 
 def reply() -> pb.StatusReply:
@@ -63,6 +66,15 @@ def test_plan_of_a_factory() -> None:
     record = views.plan_record(layout)
     assert sum(layout.server_bytes) == layout.plan.nbytes == record["bytes"]
     assert layout.imbalance <= 1.05
+
+
+def test_plan_of_tables_is_the_one_that_workers_make() -> None:
+    """`psctl plan` knows which gradients travel as rows, so that it shows the cuts that will be made."""
+    shown = planning.signature("tests.support.models:Words", "Adagrad")
+    model = Words()
+    assert describe(model, Adagrad(model.parameters())).signature == shown
+    with pytest.raises(UnsupportedError, match="AdamW does not support sparse gradients"):
+        planning.signature("tests.support.models:Words", "AdamW")
 
 
 @pytest.mark.parametrize(
