@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ps.clock import Clock, Deadline, MonotonicClock
+from ps.consistency.parse import choice
 from ps.control.api import (
     DataRange,
     JobSettings,
@@ -65,7 +66,7 @@ class LocalJob:
         clock: Clock | None = None,
         policy: Callable[[], Policy] | None = None,
     ) -> None:
-        """`policy` makes each server's policy; asp unless given."""
+        """`policy` makes each shard's policy; as the settings say unless given."""
         self.clock = clock or MonotonicClock()
         self.settings = settings
         self.hosts: dict[Incarnation, Host] = {}
@@ -139,7 +140,8 @@ class LocalJob:
     def _host(self) -> Host:
         from ps.server.host import Host  # not before a model is attached: join() is to be fast
 
-        return Host(exact=self.settings.exact, policy=self._policy() if self._policy else None, clock=self.clock)
+        policy = self._policy or choice(self.settings.consistency).make
+        return Host(exact=self.settings.exact, policy=policy, clock=self.clock)
 
     def _start_server(self) -> None:
         joined = self.event(lambda s, now: s.join(now, role=Role.SERVER, name="", host="", pid=0, secret=new_secret()))
@@ -149,21 +151,25 @@ class LocalJob:
 
     def _deliver(self) -> None:
         """Bring servers and listeners up to date, until nothing is new."""
-        for server, host in self.hosts.items():
-            self._tell_server(server, host)
+        while sum(self._tell_server(server, host) for server, host in self.hosts.items()):
+            pass
         for incarnation, session in list(self._sessions.items()):
             self._tell(incarnation, session)
 
-    def _tell_server(self, server: Incarnation, host: Host) -> None:
+    def _tell_server(self, server: Incarnation, host: Host) -> bool:
+        """Whether there was any news for it."""
         news = self.state.news(server, self._server_seen[server])
         self._server_seen[server] = news.seen
         if news.membership is not None:
             host.install_members(news.membership[1])
         if news.shard_map is not None:
             host.install_map(news.shard_map, server)
-        if news.membership is not None or news.shard_map is not None:
-            seen = news.seen
-            self.state.installed(self.clock.now(), server, membership=seen.membership, map_epoch=seen.map_epoch)
+        if news.membership is None and news.shard_map is None:
+            return False
+        seen = news.seen
+        now, entries = self.clock.now(), host.entries()
+        self.state.installed(now, server, membership=seen.membership, map_epoch=seen.map_epoch, entries=entries)
+        return True
 
     def _tell(self, incarnation: Incarnation, session: _Session) -> None:
         news = self.state.news(incarnation, session.seen)
@@ -202,6 +208,13 @@ class LocalControl:
         """See `Control.ready`."""
         self._job.event(lambda s, now: s.ready(now, self._me, address))
         self._need(self._job.wait(lambda: self._job.state.known(self._me), timeout_s), "servers to know this member")
+
+    def take_part(self, part: bool, *, timeout_s: float = 30.0) -> None:
+        """See `Control.take_part`."""
+        self._job.event(lambda s, now: s.take_part(now, self._me, part))
+        if part:
+            known = self._job.wait(lambda: self._job.state.known(self._me), timeout_s)
+            self._need(known, "servers to count this worker")
 
     def propose_model(self, signature: ModelSignature, *, wait_s: float = 2.0) -> Proposal:
         """See `Control.propose_model`."""

@@ -7,6 +7,7 @@ environment.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,19 @@ from pathlib import Path
 from ps.errors import ConfigError
 from ps.types import Address
 
-CONSISTENCIES = ("asp",)
-"""Consistency choices that are built."""
+CONSISTENCIES = ("asp", "ssp:S", "bsp")
+"""Consistency choices that are built; S is a number of clocks."""
+
+_CONSISTENCY = re.compile(r"(asp|bsp)|(ssp):([0-9]{1,6})")
+
+
+def parse_consistency(text: str) -> tuple[str, int]:
+    """Kind and number of a consistency choice: `("ssp", 3)`. Raises `ConfigError` for one that isn't built."""
+    found = _CONSISTENCY.fullmatch(text)
+    if found is None:
+        hint = "; S is how many steps a worker may be ahead, e.g. ssp:3" if text.startswith("ssp") else ""
+        raise ConfigError(f"--consistency {text!r} is not available; choose one of: {', '.join(CONSISTENCIES)}{hint}")
+    return (found[1], 0) if found[1] else (found[2], int(found[3]))
 
 
 def environment() -> Mapping[str, str]:
@@ -57,10 +69,7 @@ class CoordinatorConfig:
     channels: tuple[str, ...] = ("basic",)
 
     def __post_init__(self) -> None:
-        if self.consistency not in CONSISTENCIES:
-            raise ConfigError(
-                f"--consistency {self.consistency!r} is not available; choose one of: {', '.join(CONSISTENCIES)}"
-            )
+        parse_consistency(self.consistency)
         if not 0 <= self.port < 65536:
             raise ConfigError(f"--port {self.port} is not from 0 to 65535 (0 = any free port)")
         if self.servers < 1:

@@ -77,6 +77,19 @@ class JobState(Enum):
         return self in (JobState.FINISHED, JobState.FAILED, JobState.INTERRUPTED)
 
 
+class Part(Enum):
+    """A worker's part in clocks and rounds, as the coordinator decides it for all servers."""
+
+    OUT = "out"
+    """Nobody waits for it, and it pushes nothing: it waits for data itself."""
+    ENTERING = "entering"
+    """Its first clock is being agreed on: no server lets others go further, relative to it, than it could start."""
+    IN = "in"
+    """It counts from the clock that comes with this."""
+    KEPT = "kept"
+    """As each server has it: the coordinator was restarted, and doesn't know."""
+
+
 class LeaveReason(Enum):
     """Why a member says goodbye."""
 

@@ -58,7 +58,12 @@ def print_status(reply: pb.StatusReply) -> None:
     """Tables on stdout."""
     console = Console(highlight=False)
     record = status_record(reply)
-    console.print(f"job [bold]{record['job']}[/] {reply.reason} · map epoch {reply.map_epoch}", soft_wrap=True)
+    consistency = reply.settings.consistency
+    if consistency != "asp":
+        consistency += f", clock spread {reply.progress.spread}"
+    console.print(
+        f"job [bold]{record['job']}[/] {reply.reason} · {consistency} · map epoch {reply.map_epoch}", soft_wrap=True
+    )
     console.print(_progress_line(reply.progress), soft_wrap=True)
     console.print(_members_table(reply))
     if reply.shards:
@@ -154,6 +159,9 @@ def _progress(progress: pb.Progress) -> Record:
         "epoch": progress.epoch,
         "epochs": progress.epochs,
         "staleness": staleness_record(dict(progress.staleness)),
+        "dropped_pushes": progress.dropped,
+        "shrunk_rounds": progress.shrunk,
+        "clock_spread": progress.spread,
         "pushes": progress.pushes,
         "pulls": progress.pulls,
         "bytes_pushed": progress.bytes_pushed,

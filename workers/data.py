@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 _LEASE_WAIT_S = 2.0
 """How long the coordinator may hold a request for data before it answers that there is none yet."""
 
+_GRACE_S = 0.2
+"""How long a worker without data may hold up a round of others: they may be about to acknowledge the rest."""
+
 _MOST_BATCHES = 4096
 _PACE_WEIGHT = 0.3
 """Weight of the newest batch in the moving mean of seconds per batch."""
@@ -57,6 +60,10 @@ class Feed(Protocol):
 
     def flush(self) -> None:
         """Push what has been accumulated."""
+        ...
+
+    def step_aside(self) -> None:
+        """Nothing will be pushed until there is data again: others need not wait for it."""
         ...
 
     def abandon(self) -> None:
@@ -178,7 +185,7 @@ class Stream(Generic[B_co]):
             return True
         self.ledger.acknowledge()
         # Samples of our own that no push covers yet may be all that is left: don't wait for ourselves.
-        wait_s = 0.0 if self.ledger.unpushed else _LEASE_WAIT_S
+        wait_s = 0.0 if self.ledger.unpushed else _GRACE_S
         while True:
             lease = self._feed.control.lease(self._ask(epoch), wait_s=wait_s)
             if lease.verdict is LeaseVerdict.RANGE:
@@ -188,7 +195,9 @@ class Stream(Generic[B_co]):
                 self._ended = lease.verdict is LeaseVerdict.STREAM_END
                 return False
             self._settle()
-            wait_s = _LEASE_WAIT_S
+            if wait_s:
+                self._feed.step_aside()
+            wait_s = _LEASE_WAIT_S if wait_s else _GRACE_S
             self._check()
 
     def _settle(self) -> None:

@@ -56,6 +56,10 @@ class Streams:
         """See `Worker.flush`."""
         raise NotImplementedError
 
+    def step_aside(self) -> None:
+        """See `Worker.step_aside`."""
+        raise NotImplementedError
+
     def abandon(self) -> None:
         """See `Worker.abandon`."""
         raise NotImplementedError

@@ -103,8 +103,9 @@ class Lifecycle:
         before = self._progress
         self._progress = WorkerProgress(steps=before.steps + 1, samples=before.samples + samples)
 
-    def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> None:
+    def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> tuple[int, ...]:
         """Not for workers."""
+        return ()
 
     def on_shard_map(self, shard_map: ShardMap) -> None:
         """Nothing to do at once: the newest map is asked of `Control.shard_map` when a server says MOVED."""

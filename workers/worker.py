@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import NoReturn, SupportsFloat
+from typing import Any, NoReturn, SupportsFloat
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -47,6 +47,8 @@ class Worker(Streams):
         self._config = config
         self._attachment: Attachment | None = None
         self._schedules = Schedules(self)
+        self._aside = False
+        """Whether others don't wait for this worker just now."""
         self._left = False
         self._closed = False
         self._sigterm = DrainOnSigterm(self.lifecycle)
@@ -146,6 +148,18 @@ class Worker(Streams):
         if self.micro_batches:
             self._push()
 
+    def step_aside(self) -> None:
+        """Let nobody wait for this worker's pushes (in bsp and ssp) until the next one. For data streams, which wait
+        for data that others hold."""
+        if self._attachment is not None and self._joined.settings.consistency != "asp":
+            self._aside = True
+            self.control.take_part(False)
+
+    def _take_part(self) -> None:
+        if self._aside:
+            self.control.take_part(True)
+            self._aside = False
+
     def abandon(self) -> None:
         """Forget the micro-batches that wait, without pushing them. Called when their samples are handed back."""
         if self._attachment is not None:
@@ -154,6 +168,7 @@ class Worker(Streams):
     def _push(self) -> None:
         assert self._attachment is not None
         samples = sum(stream.ledger.unpushed for stream in self._streams)
+        self._take_part()
         self._attachment.push(samples)
         self.lifecycle.count_step(samples)
         for stream in self._streams:
@@ -185,18 +200,35 @@ class Worker(Streams):
             raise ConfigError("pull() before attach(): there is no model to pull into")
         self._attachment.pull()
 
-    def load(self, state_dict: Mapping[str, object], *, strict: bool = True) -> None:
+    def optimizer_state(self) -> dict[Tensor, dict[str, object]]:
+        """What the attached optimizer's `state_dict()` holds: its state on the servers, of each parameter with any."""
+        self.lifecycle.check()
+        self._check_not_left()
+        assert self._attachment is not None
+        return self._attachment.optimizer_state()
+
+    def load(
+        self,
+        state_dict: Mapping[str, object] | None = None,
+        *,
+        strict: bool = True,
+        optimizer_state: Mapping[str, Any] | None = None,
+    ) -> None:
         """Load weights into the model and, through the servers, for everybody: `model.load_state_dict` after `attach`.
 
         Allowed for the only worker of the job, or before anybody has made a step; then other workers have the weights
-        after their next `step()` or `pull()`. Optimizer state stays as it is; buffers are loaded here only. Raises
-        `Refused` otherwise, and what `load_state_dict` raises; the model then has the servers' weights.
+        after their next `step()` or `pull()`. Buffers are loaded here only. `optimizer_state` is the `state_dict()` of
+        an optimizer, attached or plain; without it, state on the servers stays as it is. Raises `Refused` otherwise,
+        and what `load_state_dict` raises; the model then has the servers' weights.
         """
         self.lifecycle.check()
         self._check_not_left()
         if self._attachment is None:
             raise ConfigError("load() before attach(): there call model.load_state_dict(), the first worker's counts")
-        self._attachment.load(state_dict, strict=strict)
+        if state_dict is not None:
+            self._attachment.load(state_dict, strict=strict)
+        if optimizer_state is not None:
+            self._attachment.load_optimizer(optimizer_state)
 
     def report(self, **numbers: SupportsFloat) -> None:
         """Numbers for status and `summary.json`, e.g. `report(test_accuracy=0.98)`; the last value of a name wins."""

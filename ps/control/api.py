@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 from ps.sharding.spec import ModelSignature
-from ps.types import Incarnation, JobState, LeaveReason, Role, ShardId
+from ps.types import Incarnation, JobState, LeaveReason, Part, Role, ShardId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +181,12 @@ class ServerProgress:
     bytes_pulled: int = 0
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Staleness in versions → number of shard pushes."""
+    dropped: int = 0
+    """Pushes that the consistency choice left out, on the shard with the most."""
+    shrunk: int = 0
+    """Rounds that closed without a worker they had counted on, on the shard with the most."""
+    spread: int = 0
+    """Clock of the fastest worker less that of the slowest, now, on the shard where that is most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +196,10 @@ class Admitted:
     incarnation: Incarnation
     role: Role
     secret: bytes = field(repr=False)
+    part: Part = Part.IN
+    """Workers: their part in clocks and rounds."""
+    clock: int = 0
+    """With IN: the clock of its first push since it came in."""
 
 
 class SessionListener(Protocol):
@@ -199,8 +209,12 @@ class SessionListener(Protocol):
     (membership, shard map) must be in force when the method returns.
     """
 
-    def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> None:
-        """Servers only: exactly these may call from now on."""
+    def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> tuple[int, ...]:
+        """Servers only: exactly these may call from now on.
+
+        Returns the lowest and the highest clock at which an ENTERING worker counts on this server's shards; empty when
+        clocks don't matter. The acknowledgement takes them along.
+        """
         ...
 
     def on_shard_map(self, shard_map: ShardMap) -> None:
@@ -246,6 +260,14 @@ class Control(Protocol):
 
     def ready(self, address: str, *, timeout_s: float = 30.0) -> None:
         """Announce this process's RPC agent; back when every live server knows this member."""
+        ...
+
+    def take_part(self, part: bool, *, timeout_s: float = 30.0) -> None:
+        """Workers: False = push nothing until True is called; nobody waits for this worker meanwhile.
+
+        With True back when every live server counts it, from the same clock. Either is fine when it is so already.
+        Call with no push under way.
+        """
         ...
 
     def propose_model(self, signature: ModelSignature, *, wait_s: float = 2.0) -> Proposal:

@@ -92,6 +92,11 @@ class GrpcControl:
         request = pb.ReadyRequest(address=address)
         self._call("Ready", request, pb.ReadyReply, what="ready", bound_s=timeout_s)
 
+    def take_part(self, part: bool, *, timeout_s: float = 30.0) -> None:
+        """See `Control.take_part`."""
+        request = pb.TakePartRequest(part=part)
+        self._call("TakePart", request, pb.TakePartReply, what="take part", bound_s=timeout_s)
+
     def propose_model(self, signature: ModelSignature, *, wait_s: float = 2.0) -> Proposal:
         """See `Control.propose_model`."""
         request = pb.ProposeModelRequest(signature=convert.signature_to_proto(signature), wait_s=wait_s)

@@ -26,7 +26,7 @@ from ps.control.api import (
 )
 from ps.errors import WireError
 from ps.sharding.spec import ModelSignature, ParamSpec
-from ps.types import Incarnation, JobState, LeaveReason, MemberState, Role, ShardId
+from ps.types import Incarnation, JobState, LeaveReason, MemberState, Part, Role, ShardId
 from ps.v1 import coordinator_pb2 as pb
 from ps.v1 import types_pb2 as types
 
@@ -44,6 +44,12 @@ _MEMBER_STATES: Mapping[MemberState, types.MemberState] = {
     MemberState.DRAINING: types.MEMBER_STATE_DRAINING,
     MemberState.LEFT: types.MEMBER_STATE_LEFT,
     MemberState.DEAD: types.MEMBER_STATE_DEAD,
+}
+_PARTS: Mapping[Part, pb.Admitted.Part] = {
+    Part.OUT: pb.Admitted.PART_OUT,
+    Part.ENTERING: pb.Admitted.PART_ENTERING,
+    Part.IN: pb.Admitted.PART_IN,
+    Part.KEPT: pb.Admitted.PART_KEPT,
 }
 _JOB_STATES: Mapping[JobState, types.JobState] = {
     JobState.WAITING: types.JOB_STATE_WAITING,
@@ -303,6 +309,9 @@ def heartbeat_to_proto(progress: WorkerProgress | ServerProgress) -> pb.Heartbea
             bytes_pushed=progress.bytes_pushed,
             bytes_pulled=progress.bytes_pulled,
             staleness=progress.staleness,
+            dropped=progress.dropped,
+            shrunk=progress.shrunk,
+            spread=progress.spread,
         )
     )
 
@@ -323,6 +332,9 @@ def heartbeat_from_proto(heartbeat: pb.Heartbeat) -> WorkerProgress | ServerProg
         bytes_pushed=server.bytes_pushed,
         bytes_pulled=server.bytes_pulled,
         staleness=dict(server.staleness),
+        dropped=server.dropped,
+        shrunk=server.shrunk,
+        spread=server.spread,
     )
 
 
@@ -330,13 +342,24 @@ def membership_to_proto(version: int, admitted: tuple[Admitted, ...]) -> pb.Memb
     """Who may call a server."""
     return pb.Membership(
         version=version,
-        admitted=[pb.Admitted(incarnation=a.incarnation, secret=a.secret, role=_ROLES[a.role]) for a in admitted],
+        admitted=[
+            pb.Admitted(
+                incarnation=a.incarnation, secret=a.secret, role=_ROLES[a.role], part=_PARTS[a.part], clock=a.clock
+            )
+            for a in admitted
+        ],
     )
 
 
 def admitted_from_proto(membership: pb.Membership) -> tuple[Admitted, ...]:
     """Who may call a server."""
     return tuple(
-        Admitted(incarnation=Incarnation(a.incarnation), secret=a.secret, role=role_from_proto(a.role))
+        Admitted(
+            incarnation=Incarnation(a.incarnation),
+            secret=a.secret,
+            role=role_from_proto(a.role),
+            part=_find(_PARTS, a.part, "part"),
+            clock=a.clock,
+        )
         for a in membership.admitted
     )

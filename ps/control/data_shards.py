@@ -215,6 +215,8 @@ class DataShards:
             lease = self._lease_from(stream, number, worker, ask, workers, now)
             if lease is not None:
                 return lease
+            if ask.ahead and (epoch := stream.epoch(number)) is not None and epoch.pending:
+                break  # it is at work on this one, and will have more of it
         return Lease(verdict=self._verdict(stream, worker, ask))
 
     def finish(self, done: DataRange) -> None:

@@ -16,7 +16,7 @@ from ps.control.api import Admitted, ServerProgress, WorkerProgress
 from ps.control.records import IdsRecord, MemberPruned, MemberRecord, Record, Replay
 from ps.errors import Fenced, Refused, WireError
 from ps.secrets import derive
-from ps.types import MAX_INCARNATION, Incarnation, MemberState, Role
+from ps.types import MAX_INCARNATION, Incarnation, MemberState, Part, Role
 
 ID_BLOCK = 64
 """Incarnations are reserved in blocks of this many, so that a join needs no journal entry of its own for them."""
@@ -65,6 +65,14 @@ class Member:
     was_live: bool = False
     admitted_at: int = 0
     """First membership version that holds it; 0 while it is joining."""
+    part: Part = Part.OUT
+    """Workers: whether others wait for their pushes."""
+    clock: int = 0
+    """With IN: the clock of its first push since it came in."""
+    part_at: int = 0
+    """Membership version that holds its part."""
+    entries: tuple[int, ...] = ()
+    """Servers: clocks at which ENTERING workers count there, as of `seen_membership`."""
     seen_membership: int = 0
     """Servers: newest membership version it has installed."""
     seen_map: int = 0
@@ -126,6 +134,7 @@ class Members:
         self._table[member.incarnation] = member
         if member.was_live:
             self._admit(member)
+            member.part, member.part_at = Part.KEPT, self.version
         return member
 
     def join(
@@ -218,19 +227,37 @@ class Members:
             self.version += 1
         self._prune()
 
+    def change_part(self, member: Member, part: Part, clock: int = 0) -> None:
+        """Tell servers of a worker's part."""
+        self.version += 1
+        member.part, member.clock, member.part_at = part, clock, self.version
+
+    def entering(self) -> list[Member]:
+        """Workers whose first clock every live server has been asked for, and not set yet."""
+        return [m for m in self.live(Role.WORKER) if m.part is Part.ENTERING and self._seen_by_servers(m.part_at)]
+
     def admitted(self, server: Incarnation) -> tuple[Admitted, ...]:
         """Who may call this server, with secrets derived for it."""
         return tuple(
-            Admitted(incarnation=m.incarnation, role=m.role, secret=derive(m.secret, server))
+            Admitted(
+                incarnation=m.incarnation,
+                role=m.role,
+                secret=derive(m.secret, server),
+                part=m.part,
+                clock=m.clock,
+            )
             for m in self._table.values()
             if m.admitted_at and not m.ended and m.role is not Role.SERVER
         )
 
     def known_to_servers(self, member: Member) -> bool:
-        """Whether every live server has installed a membership that holds this member."""
+        """Whether every live server has installed a membership that holds this member, and its part."""
         if member.role is Role.SERVER:
             return True
-        return all(server.seen_membership >= member.admitted_at for server in self.live(Role.SERVER))
+        return member.part is not Part.ENTERING and self._seen_by_servers(max(member.admitted_at, member.part_at))
+
+    def _seen_by_servers(self, version: int) -> bool:
+        return all(server.seen_membership >= version for server in self.live(Role.SERVER))
 
     @property
     def ids_left(self) -> int:
@@ -247,7 +274,7 @@ class Members:
         for m in self:
             assert m.incarnation in self._table and m.admitted_at <= self.version, m
             assert bool(m.admitted_at) == m.was_live, m
-            assert m.seen_membership <= self.version, m
+            assert m.seen_membership <= self.version and m.part_at <= self.version, m
             assert m.ended or not m.reason, m
             assert m.state is not MemberState.LIVE or m.role is not Role.SERVER or m.address, m
 

@@ -27,21 +27,27 @@ class Totals:
     bytes_pulled: int = 0
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Staleness in versions → number of shard pushes, in rising order."""
+    dropped: int = 0
+    shrunk: int = 0
+    spread: int = 0
+    """See `ServerProgress`; of the server with the most."""
 
 
 def totals(servers: Iterable[ServerProgress]) -> Totals:
     """Add up what servers report."""
     staleness: Counter[int] = Counter()
-    pushes = pulls = bytes_pushed = bytes_pulled = 0
+    pushes = pulls = bytes_pushed = bytes_pulled = dropped = shrunk = spread = 0
     for server in servers:
         pushes = max(pushes, *(shard.pushes for shard in server.shards), 0)
         pulls = max(pulls, *(shard.pulls for shard in server.shards), 0)
         staleness.update(server.staleness)
         bytes_pushed += server.bytes_pushed
         bytes_pulled += server.bytes_pulled
+        dropped, shrunk = max(dropped, server.dropped), max(shrunk, server.shrunk)
+        spread = max(spread, server.spread)
     return Totals(
         pushes=pushes, pulls=pulls, bytes_pushed=bytes_pushed, bytes_pulled=bytes_pulled,
-        staleness=dict(sorted(staleness.items())),
+        staleness=dict(sorted(staleness.items())), dropped=dropped, shrunk=shrunk, spread=spread,
     )  # fmt: skip
 
 
@@ -94,6 +100,8 @@ def summary(
             "max": max(totals.staleness, default=0),
             "histogram": histogram,
         },
+        "dropped_pushes": totals.dropped,
+        "shrunk_rounds": totals.shrunk,
         "workers_seen": workers_seen,
         "final": final,
     }

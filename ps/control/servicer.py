@@ -77,6 +77,21 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):  # type: ig
 
         return pb.ReadyReply(membership_version=await answer(context, run))
 
+    async def TakePart(self, request: pb.TakePartRequest, context: Context) -> pb.TakePartReply:
+        """With `part` held until every live server counts the caller."""
+        state = self._engine.state
+
+        async def run() -> None:
+            caller = self._caller(context)
+            await self._engine.do(lambda now: state.take_part(now, caller, request.part))
+            if not request.part:
+                return
+            if await self._engine.poll(Topic.MEMBERS, lambda _: state.known(caller), NOT_YET_S) is None:
+                raise NotYet("not every live server counts this worker yet")
+
+        await answer(context, run)
+        return pb.TakePartReply()
+
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Goodbye."""
 
@@ -232,7 +247,11 @@ class _Session:
                     ack = up.ack
                     await self._engine.do(
                         lambda now, ack=ack: state.installed(  # type: ignore[misc]  # mypy can't infer the default's type
-                            now, self._caller, membership=ack.membership_version, map_epoch=ack.map_epoch
+                            now,
+                            self._caller,
+                            membership=ack.membership_version,
+                            map_epoch=ack.map_epoch,
+                            entries=tuple(ack.entries),
                         )
                     )
                 else:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import grpc
 
 from ps.clock import Deadline
 from ps.control import convert
-from ps.control.api import Joined, SessionListener, ShardMap
+from ps.control.api import Admitted, Joined, SessionListener, ShardMap
 from ps.control.failures import RETRYABLE, error_of
 from ps.control.line import Backoff, Line, Metadata
 from ps.errors import CoordinatorLost, Fenced, PsError
@@ -25,6 +26,14 @@ logger = logging.getLogger(__name__)
 
 JOIN_THREAD_S = 5.0
 """Bound on waiting for each thread in `close`."""
+
+
+class _Installed(NamedTuple):
+    """What a server's acknowledgement tells."""
+
+    membership: int = 0
+    map_epoch: int = 0
+    entries: tuple[int, ...] = ()
 
 
 class _Stream:
@@ -61,7 +70,7 @@ class Session:
         self._generation = joined.generation
         self._heard_at = self._clock.now()
         # Written by the session thread, read by the heartbeat thread; the newest values are all that counts.
-        self._installed = self._told = (0, 0)
+        self._installed = self._told = _Installed()
         self._stream = _Stream()
         self._thread = threading.Thread(target=self._run, name="ps-session", daemon=True)
         self.shard_map: ShardMap | None = None
@@ -134,7 +143,7 @@ class Session:
     def _one_stream(self) -> grpc.RpcError | None:
         """One stream from its opening to its end; why it ended."""
         self._stream = stream = _Stream()
-        self._told = (0, 0)
+        self._told = _Installed()
         self._beats = self._echoes = 0
         try:
             stream.call = call = self._line.coordinator.Session(self._feed(stream), metadata=self._metadata)
@@ -167,13 +176,12 @@ class Session:
             case "membership":
                 version = down.membership.version
                 admitted = convert.admitted_from_proto(down.membership)
-                if self._tell(lambda: self._listener.on_membership(version, admitted)):
-                    self._install((version, self._installed[1]))
+                self._tell(lambda: self._install_members(version, admitted))
             case "shard_map":
                 shard_map = convert.shard_map_from_proto(down.shard_map)
                 self.shard_map = shard_map
                 if self._tell(lambda: self._listener.on_shard_map(shard_map)):
-                    self._install((self._installed[0], shard_map.epoch))
+                    self._install(self._installed._replace(map_epoch=shard_map.epoch))
             case "job":
                 self._hear_job(down.job)
             case "drain":
@@ -193,8 +201,12 @@ class Session:
             self._request_beat()  # the summary is made of the last heartbeats
         self._tell(lambda: self._listener.on_job(state, job.reason, job.release))
 
-    def _install(self, versions: tuple[int, int]) -> None:
-        self._installed = versions
+    def _install_members(self, version: int, admitted: tuple[Admitted, ...]) -> None:
+        entries = self._listener.on_membership(version, admitted)
+        self._install(self._installed._replace(membership=version, entries=entries))
+
+    def _install(self, installed: _Installed) -> None:
+        self._installed = installed
         self._stream.poke.set()
 
     def _request_beat(self) -> None:
@@ -230,8 +242,9 @@ class Session:
         while not stream.over.is_set():
             stream.poke.clear()
             if self._installed != self._told:
-                self._told = membership, epoch = self._installed
-                yield pb.SessionUp(ack=pb.Ack(membership_version=membership, map_epoch=epoch))
+                self._told = told = self._installed
+                ack = pb.Ack(membership_version=told.membership, map_epoch=told.map_epoch, entries=told.entries)
+                yield pb.SessionUp(ack=ack)
             if self._beat.is_set() or self._clock.now() >= next_beat:
                 self._beat.clear()
                 next_beat = self._clock.now() + self._settings.heartbeat_s

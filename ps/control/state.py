@@ -30,7 +30,7 @@ from ps.control.records import NumberRecord, StreamRecord, Topic
 from ps.control.tables import Tables
 from ps.errors import Refused, WireError
 from ps.sharding.spec import ModelSignature
-from ps.types import Incarnation, JobState, LeaveReason, MemberState, Role
+from ps.types import Incarnation, JobState, LeaveReason, MemberState, Part, Role
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +105,18 @@ class CoordinatorState(Tables):
         if isinstance(progress, ServerProgress) and member.role is Role.SERVER:
             member.server = progress
 
-    def installed(self, now: float, incarnation: Incarnation, *, membership: int = 0, map_epoch: int = 0) -> None:
-        """A member has put these versions in force."""
+    def installed(
+        self,
+        now: float,
+        incarnation: Incarnation,
+        *,
+        membership: int = 0,
+        map_epoch: int = 0,
+        entries: tuple[int, ...] = (),
+    ) -> None:
+        """A member has put these versions in force; servers say at which clocks ENTERING workers count there."""
         member = self._member(now, incarnation)
+        member.entries = entries
         member.seen_membership = max(member.seen_membership, min(membership, self.members.version))
         member.seen_map = max(member.seen_map, min(map_epoch, self.model.epoch))
         self._settle(now, Topic.MEMBERS, Topic.MODEL)
@@ -118,7 +127,21 @@ class CoordinatorState(Tables):
         if member.role is Role.SERVER and not _dialable(address):
             raise WireError(f"{member} announced the address {address!r}, which nobody can dial")
         self._make_live(member, "ready", address)
+        if member.role is Role.WORKER:
+            self._come_in(member)
         self._settle(now, Topic.MEMBERS, Topic.MODEL, Topic.DATA)
+
+    def take_part(self, now: float, incarnation: Incarnation, part: bool) -> None:
+        """A worker steps aside, or comes back; then wait for `known`."""
+        member = self._active(now, incarnation)
+        if member.role is not Role.WORKER or member.state is not MemberState.LIVE:
+            raise Refused(f"{member} is no live worker, and takes no part in clocks and rounds")
+        if part:
+            self._come_in(member)
+        elif not part and member.part is not Part.OUT and self.job.record.gate_open:
+            # While the gate is closed nobody has data, and all that wait are to begin together.
+            self.members.change_part(member, Part.OUT)
+        self._settle(now, Topic.MEMBERS)
 
     def known(self, incarnation: Incarnation) -> int | None:
         """Membership version with which every live server knows this member; None = not yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ps.consistency.parse import choice
 from ps.control.api import DataRange, Lease
 from ps.control.data_shards import DataShards
 from ps.control.job import Job, Workers
@@ -12,7 +13,7 @@ from ps.control.progress import Rates
 from ps.control.records import DoneRecord, Options, Record, Replay, Topic
 from ps.control.shard_map import ModelTable
 from ps.errors import JobFailed, Refused
-from ps.types import Incarnation, JobState, MemberState, Role
+from ps.types import Incarnation, JobState, MemberState, Part, Role
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Tables:
         self.data = DataShards(self._on_done)
         self.numbers = dict(replay.numbers)
         self.rates = Rates()
+        self._choice = choice(options.settings.consistency)
         self._leases: dict[Incarnation, tuple[int, Lease]] = {}
         """Last range given to each worker and the request it answered."""
         self._adopt(now, replay)
@@ -89,6 +91,7 @@ class Tables:
 
     def _settle(self, now: float, *topics: Topic) -> None:
         self._topics.update(dict.fromkeys(topics))
+        self._agree_on_clocks()
         if self.job.over:
             return
         ended = [m for m in self.members if m.role is Role.WORKER and m.ended]
@@ -137,6 +140,22 @@ class Tables:
             logger.info("%s is live: %s", member, why)
             if member.role is Role.WORKER:
                 self.job.worker_live()
+
+    def _come_in(self, member: Member) -> None:
+        """Servers count a worker, from a clock that is agreed on first where clocks matter."""
+        if member.part in (Part.OUT, Part.KEPT):
+            self.members.change_part(member, Part.IN if self._choice.first is None else Part.ENTERING)
+        self._topics[Topic.MEMBERS] = None
+
+    def _agree_on_clocks(self) -> None:
+        """Set the first clocks of workers that every server has been asked about."""
+        for member in self.members.entering():
+            assert self._choice.first is not None
+            entries = [entry for server in self.members.live(Role.SERVER) for entry in server.entries]
+            clock = self._choice.first(entries)
+            self.members.change_part(member, Part.IN, clock)
+            logger.info("%s counts from clock %d on", member, clock)
+            self._topics[Topic.MEMBERS] = None
 
     def _end(
         self, now: float, member: Member, state: MemberState, reason: str, *, done: bool, final: bool = False

@@ -67,7 +67,7 @@ class Answers:
     """Thread-safe. Calls answers on the thread that causes them, without any lock."""
 
     def __init__(self, pool: SnapshotPool, clock: Clock, queue_bytes: int) -> None:
-        """`queue_bytes` bounds the payloads of works that are not applied on all their shards."""
+        """`queue_bytes` bounds the payloads that are still needed by a shard."""
         self._pool = pool
         self._clock = clock
         self._queue_bytes = queue_bytes
@@ -143,13 +143,24 @@ class Answers:
             return
         self._answer(work, coded)
 
+    def read(self, work: Work, shards: int) -> None:
+        """`shards` more shards of a work don't need its payload (the first pass counts as one, too)."""
+        with self._lock:
+            work.unread -= shards
+            if work.unread == 0:
+                self._free(work)
+
     def refuse(self, work: Work, reply: Reply) -> None:
         """End a work that can't be done."""
+        self.give(work, reply, no_payload())
+
+    def give(self, work: Work, reply: Reply, payload: Tensor) -> None:
+        """End a work with an answer that is made already."""
         with self._lock:
             self._retire(work)
             answers = self._take(work)
         for answer in answers:
-            answer(reply, no_payload())
+            answer(reply, payload)
 
     def evict(self, gone: Collection[Incarnation]) -> None:
         """Tell whoever waits under these incarnations that they are fenced, and forget their requests."""
@@ -194,7 +205,7 @@ class Answers:
             return Totals(self._totals.bytes_pushed, self._totals.bytes_pulled, self._totals.pulls.copy())
 
     def queued_bytes(self) -> int:
-        """Payload bytes accepted and not applied on all their shards."""
+        """Payload bytes accepted and still needed by a shard."""
         with self._lock:
             return self._queued_bytes
 
@@ -216,6 +227,10 @@ class Answers:
         key = work.key
         if key is not None and self._pushes.get(key) is work:
             del self._pushes[key]
+        self._free(work)
+
+    def _free(self, work: Work) -> None:
+        # self._lock
         self._queued_bytes -= work.queued_bytes
         work.queued_bytes = 0
         work.payload = None
@@ -223,12 +238,7 @@ class Answers:
     def _drop(self, works: Sequence[Work], reply: Reply) -> list[_Given]:
         # self._lock
         for work in works:
-            key = work.key
-            if key is not None and self._pushes.get(key) is work:
-                del self._pushes[key]
-            self._queued_bytes -= work.queued_bytes
-            work.queued_bytes = 0
-            work.payload = None
+            self._retire(work)
         lost = {id(work) for work in works}
         self._unready = [work for work in self._unready if id(work) not in lost]
         self._unsent = [work for work in self._unsent if id(work) not in lost]

@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ps.consistency.policy import Policy, PushEvent
+from ps.consistency.policy import NOTHING, Closed, PushEvent, PushKey
 from ps.consistency.policy import Verdict as Admission
 from ps.rpc.wire import Init, Load, Push, ShardPush, Status
 from ps.server.slots import MOST_INITIAL, MessageLayout, Slot, Work
+from ps.store.aggregate import Contribution
 from ps.store.ordering import Verdict
 from ps.store.pool import Snapshot, SnapshotPool
 from ps.types import Incarnation, Version
 
 log = logging.getLogger(__name__)
+
+_WAITING = (Admission.COLLECT, Admission.PARK)
 
 WITH_WEIGHTS = frozenset({Status.OK, Status.DUPLICATE})
 """Statuses of a push whose answer holds weights."""
@@ -48,48 +51,78 @@ class Coded:
 
 @dataclass(slots=True)
 class Outcome:
-    """Which shards of which works were decided."""
+    """What has changed for which works."""
 
-    work: Work
-    own: int = 0
-    """Shards of the work itself."""
-    others: Counter[Work] = field(default_factory=Counter)
-    """Works that had been held back → shards."""
+    decided: Counter[Work] = field(default_factory=Counter)
+    """Work → shards that have their status now."""
+    read: Counter[Work] = field(default_factory=Counter)
+    """Work → shards that don't need its payload any more."""
 
 
 class Applier:
     """Applies pushes. Thread-safe."""
 
-    def __init__(self, policy: Policy, admitted: Callable[[Incarnation], bool]) -> None:
+    def __init__(self, admitted: Callable[[Incarnation], bool]) -> None:
         """`admitted` is asked with a slot's lock held, and must take no lock."""
-        self._policy = policy
         self._admitted = admitted
 
     def push(self, work: Work, coded: Coded | None) -> Outcome:
-        """Take a push, or a poll for one, through all its shards; each is also encoded into `coded`."""
+        """Take a push, or a poll for one, through all its shards; each that can be is also encoded into `coded`."""
         request = work.request
         assert isinstance(request, Push)
-        outcome = Outcome(work)
+        outcome = Outcome()
         regions = work.regions()
         for index, part in enumerate(request.shards):
             slot = work.layout.slots[index]
             if slot is None or slot.epoch != part.shard_epoch:
                 work.statuses[index] = Status.MOVED
-                outcome.own += 1
+                outcome.decided[work] += 1
+                outcome.read[work] += 1
                 continue
             with slot.lock:
-                status = self._push_one(slot, work, index, regions[index], outcome.others)
-                if status in WITH_WEIGHTS and coded is not None:
+                self._push_one(slot, work, index, regions[index], outcome)
+                if work.statuses[index] in WITH_WEIGHTS and coded is not None:
                     coded.write(index, slot)
-            if status is not None:
-                work.statuses[index] = status
-                outcome.own += 1
         return outcome
 
-    def _push_one(
-        self, slot: Slot, work: Work, index: int, region: Tensor | None, others: Counter[Work]
-    ) -> Status | None:
-        """Decide one shard of a push, with its lock held; None = held back."""
+    def settle(self, slot: Slot, outcome: Outcome) -> None:
+        """Do what a change of who takes part has made possible; call with the slot's lock held."""
+        while (due := slot.policy.due()) is not NOTHING:
+            for closed in due.rounds:
+                self._close(slot, closed, outcome)
+            for key in due.dropped:
+                slot.shard.dropped += 1
+                _answered(slot, key, outcome)
+            for key in due.answers:
+                _answered(slot, key, outcome)
+
+    def _push_one(self, slot: Slot, work: Work, index: int, region: Tensor | None, outcome: Outcome) -> None:
+        """Take one shard of a push as far as it can go now, with its lock held."""
+        status = self._standing(slot, work, index)
+        if status is not None:
+            work.statuses[index] = status
+            outcome.decided[work] += 1
+            outcome.read[work] += 1
+            return
+        request = work.request
+        assert isinstance(request, Push)
+        key = (work.incarnation, request.sequence)
+        if key in slot.held:  # the same push waits already; this one wants its answer, and has no say otherwise
+            slot.held[key].append((work, index))
+            outcome.read[work] += 1
+            return
+        order = slot.order.offer(*key)
+        slot.held[key] = [(work, index)]
+        if order.verdict is Verdict.HOLD:
+            return
+        assert order.verdict is Verdict.APPLY, order
+        self._count(slot, work, index, region, outcome)
+        for sequence in order.released:
+            held, at = slot.held[(work.incarnation, sequence)][0]
+            self._count(slot, held, at, held.regions()[at], outcome)
+
+    def _standing(self, slot: Slot, work: Work, index: int) -> Status | None:
+        """The status of a push that changes nothing; None = it is to be taken, or waits already."""
         request = work.request
         assert isinstance(request, Push)
         if slot.gone:
@@ -99,50 +132,89 @@ class Applier:
             work.fenced = True
             return Status.MISSING
         key = (work.incarnation, request.sequence)
-        if request.poll:
-            verdict = slot.order.look(*key)
-            if verdict is Verdict.HELD:
-                slot.held[key].append((work, index))
-                return None
-            return Status.DUPLICATE if verdict is Verdict.DUPLICATE else Status.MISSING
-        order = slot.order.offer(*key)
-        if order.verdict is Verdict.APPLY:
-            self._apply(slot, work, request, request.shards[index], region)
-            for sequence in order.released:
-                self._release(slot, (work.incarnation, sequence), others)
-            return Status.OK
-        if order.verdict in (Verdict.HOLD, Verdict.HELD):
-            slot.held.setdefault(key, []).append((work, index))
+        if key in slot.held:
             return None
-        return Status.DUPLICATE if order.verdict is Verdict.DUPLICATE else Status.BUSY
+        if request.sequence < slot.order.next_sequence(work.incarnation):
+            return Status.DUPLICATE
+        if request.poll:
+            return Status.MISSING
+        return Status.BUSY if slot.order.too_far(*key) else None
 
-    def _release(self, slot: Slot, key: tuple[Incarnation, int], others: Counter[Work]) -> None:
-        """Apply a push that was held back; everybody who waits for it has his answer."""
-        waiting = slot.held.pop(key)
-        first, index = waiting[0]
-        request = first.request
+    def _count(self, slot: Slot, work: Work, index: int, region: Tensor | None, outcome: Outcome) -> None:
+        """A push is next in its worker's order: it counts as the policy says. It is in `slot.held`."""
+        shard, request = slot.shard, work.request
         assert isinstance(request, Push)
-        self._apply(slot, first, request, request.shards[index], first.regions()[index])
-        for work, at in waiting:
-            work.failure = work.failure or first.failure
-            work.statuses[at] = Status.OK
-            others[work] += 1
-
-    def _apply(self, slot: Slot, work: Work, request: Push, part: ShardPush, region: Tensor | None) -> None:
-        shard = slot.shard
+        part = request.shards[index]
         staleness = shard.staleness_of(work.incarnation, part.base)
         event = PushEvent(part.shard, work.incarnation, request.sequence, staleness)
-        decision = self._policy.decide(event)
-        if decision.verdict is Admission.DROP:
-            shard.dropped += 1
-            return
+        decision = slot.policy.decide(event)
+        match decision.verdict:
+            case Admission.COLLECT:
+                self._collect(slot, work, index, region, decision.round, event, outcome)
+            case Admission.REFUSE:
+                work.failure = work.failure or f"shard {part.shard}: {decision.reason}"
+                outcome.read[work] += 1
+            case Admission.DROP:
+                shard.dropped += 1
+                outcome.read[work] += 1
+            case _:
+                self._apply(slot, work, request, part, region, staleness)
+                outcome.read[work] += 1
+        if decision.verdict not in _WAITING:
+            _answered(slot, (work.incarnation, request.sequence), outcome)
+        self.settle(slot, outcome)
+
+    def _apply(
+        self, slot: Slot, work: Work, request: Push, part: ShardPush, region: Tensor | None, staleness: int | None
+    ) -> None:
+        shard = slot.shard
         try:
             hyper = request.groups[shard.spec.group]
             shard.apply(work.incarnation, region, part.present, hyper, staleness, part.rows)
         except Exception as error:
             # The push counts as seen; how much of it was applied is unknown, so the worker must hear of it.
-            log.exception("push %d of incarnation %d to shard %d failed", event.sequence, event.incarnation, part.shard)
+            who = f"push {request.sequence} of incarnation {work.incarnation}"
+            log.exception("%s to shard %d failed", who, part.shard)
             work.failure = f"shard {part.shard} could not apply the push: {error}"
+
+    def _collect(
+        self,
+        slot: Slot,
+        work: Work,
+        index: int,
+        region: Tensor | None,
+        round_number: int,
+        event: PushEvent,
+        outcome: Outcome,
+    ) -> None:
+        request = work.request
+        assert isinstance(request, Push)
+        part, shard = request.shards[index], slot.shard
+        push = Contribution(
+            key=(event.incarnation, event.sequence),
+            gradient=shard.gradient(region, part.rows),
+            present=part.present,
+            hyper=request.groups[shard.spec.group],
+            staleness=event.staleness,
+            owner=work,
+        )
+        for absorbed in slot.rounds.add(round_number, push):
+            _read(absorbed, outcome)
+
+    def _close(self, slot: Slot, closed: Closed, outcome: Outcome) -> None:
+        """Apply a round; everybody who waits for it has his answer."""
+        mean, kept = slot.rounds.close(closed.round, closed.pushes)
+        failure = ""
+        try:
+            slot.shard.apply_round(mean.gradient, mean.present, mean.hyper, mean.staleness)
+        except Exception as error:
+            log.exception("round %d of shard %d failed", closed.round, slot.shard.spec.id)
+            failure = f"shard {slot.shard.spec.id} could not apply the round: {error}"
+        slot.shard.shrunk += closed.shrunk
+        for push in kept:
+            _read(push, outcome)
+        for key in closed.pushes:
+            _answered(slot, key, outcome, failure)
 
     def initial(self, work: Work, chosen: Incarnation | None) -> Outcome:
         """Keep initial weights until the map names whose count; `chosen` is whom it names, None = nobody yet."""
@@ -156,7 +228,7 @@ class Applier:
                 with slot.lock:
                     status = self._initial_one(slot, work.incarnation, region, chosen)
             work.statuses[index] = status
-        return Outcome(work, own=len(request.shards))
+        return Outcome(decided=Counter({work: len(request.shards)}))
 
     def load(self, work: Work) -> Outcome:
         """Replace weights; a new version of each shard. The request has been checked."""
@@ -172,7 +244,7 @@ class Applier:
                         slot.shard.replace(region)
                         status = Status.OK
             work.statuses[index] = status
-        return Outcome(work, own=len(request.shards))
+        return Outcome(decided=Counter({work: len(request.shards)}))
 
     def _initial_one(self, slot: Slot, caller: Incarnation, region: Tensor, chosen: Incarnation | None) -> Status:
         if slot.gone:
@@ -186,6 +258,20 @@ class Applier:
         elif chosen == caller:
             slot.shard.load(region)
         return Status.OK
+
+
+def _answered(slot: Slot, key: PushKey, outcome: Outcome, failure: str = "") -> None:
+    """Everybody who waits for a push has his answer; nobody does when its worker was evicted."""
+    waiting = slot.held.pop(key, [])
+    for work, index in waiting:
+        work.failure = work.failure or failure or waiting[0][0].failure
+        work.statuses[index] = Status.OK
+        outcome.decided[work] += 1
+
+
+def _read(push: Contribution, outcome: Outcome) -> None:
+    assert isinstance(push.owner, Work)
+    outcome.read[push.owner] += 1
 
 
 def encode(pool: SnapshotPool, layout: MessageLayout, wanted: Sequence[bool]) -> Coded | None:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ps.clock import Clock, MonotonicClock
 from ps.consistency.asp import Asp
-from ps.consistency.policy import Policy
+from ps.consistency.policy import Policy, Seat
 from ps.control.api import Admitted, ServerProgress, ShardMap, ShardProgress
 from ps.optim.apply import warm_up
 from ps.optim.spec import ServedOptimizer, served
 from ps.rpc.transport import Answer
-from ps.rpc.wire import Hello, Init, Load, Pull, Push, Reply, Request, Status
+from ps.rpc.wire import Hello, Init, Load, Pull, Push, ReadState, Reply, Request, Status, WriteState
 from ps.secrets import matches
+from ps.server import states
 from ps.server.answers import Accepted, Answers, no_payload, standing
-from ps.server.apply import Applier, Coded, publish
+from ps.server.apply import Applier, Coded, Outcome, publish
 from ps.server.checks import check_finite, check_groups, check_load, check_payload, check_push
 from ps.server.slots import Layouts, MessageLayout, Slot, Work, shard_ids
 from ps.server.threads import ApplyThreads, Ticker
@@ -64,19 +65,20 @@ class Host:
         self,
         *,
         exact: bool = False,
-        policy: Policy | None = None,
+        policy: Callable[[], Policy] = Asp,
         clock: Clock | None = None,
         apply_threads: int = 0,
         snapshots: int = 3,
         queue_bytes: int = 1 << 30,
     ) -> None:
-        """`exact`: kernels on which splitting a tensor changes no bit. `policy`: asp unless given.
+        """`exact`: kernels on which splitting a tensor changes no bit, and sums in a fixed order. `policy`: makes the
+        consistency choice of each shard.
 
         With `apply_threads` = 0 work is done on the thread that submits it, there is no ticker (each request looks
         after deadlines), and reply buffers are not bounded by `snapshots`: for use within one process.
         """
         self._exact = exact
-        self._policy = policy or Asp()
+        self._policy = policy
         self._admitted: dict[Incarnation, Admitted] = {}
         """Replaced as a whole, so that it may be read without a lock; `_installed` likewise."""
         self._installed: _Installed | None = None
@@ -86,7 +88,7 @@ class Host:
         self._pool = SnapshotPool(snapshots if apply_threads else _UNBOUNDED)
         self._clock = clock or MonotonicClock()
         self._answers = Answers(self._pool, self._clock, queue_bytes)
-        self._applier = Applier(self._policy, lambda incarnation: incarnation in self._admitted)
+        self._applier = Applier(lambda incarnation: incarnation in self._admitted)
         warm_up()
         self._threads = ApplyThreads(apply_threads, self._run)
         self._ticker = Ticker(self._clock, self._tick) if apply_threads else None
@@ -96,20 +98,38 @@ class Host:
     def install_members(self, admitted: Sequence[Admitted]) -> None:
         """Exactly these may call from now on; what waits for others is answered as fenced, their pushes are dropped.
 
-        In force when this returns. Blocks for as long as a shard applies one push.
+        In force when this returns. Rounds that waited for somebody who is gone are applied meanwhile, one at most per
+        shard; else it blocks for as long as a shard applies one push.
         """
         before = self._admitted
         self._admitted = {member.incarnation: member for member in admitted}
-        self._policy.set_live([member.incarnation for member in admitted if member.role is Role.WORKER])
         gone = sorted(before.keys() - self._admitted.keys())
-        if not gone:
-            return
+        seats = self._seats()
+        outcome = Outcome()
         for slot in self._slots().values():
             with slot.lock:
                 for incarnation in gone:
                     slot.forget(incarnation)
-        self._answers.evict(frozenset(gone))
-        log.info("incarnations no longer admitted: %s", ", ".join(map(str, gone)))
+                slot.policy.set_live(seats)
+                self._applier.settle(slot, outcome)
+        if gone:
+            self._answers.evict(frozenset(gone))
+            log.info("incarnations no longer admitted: %s", ", ".join(map(str, gone)))
+        self._tell(outcome)
+        if self._answers.lacks_buffers:
+            self._wake()
+
+    def entries(self) -> tuple[int, ...]:
+        """At which clocks a newcomer counts here for the time being: the lowest and the highest of all shards."""
+        entries = [entry for slot in self._slots().values() if (entry := slot.policy.pace().entry) is not None]
+        return (min(entries), max(entries)) if entries else ()
+
+    def _seats(self) -> list[Seat]:
+        return [
+            Seat(member.incarnation, member.part, member.clock)
+            for member in self._admitted.values()
+            if member.role is Role.WORKER
+        ]
 
     def install_map(self, shard_map: ShardMap, me: Incarnation) -> None:
         """Hold what the map gives to `me`, with the initial weights of whom it names; an older map is ignored.
@@ -128,7 +148,9 @@ class Host:
             slot = self._slots().get(holder.shard)
             if slot is None:
                 spec = plan.shards[holder.shard]
-                slot = Slot(holder.epoch, DenseShard(spec, holder.epoch, optimizer, exact=self._exact))
+                weights = DenseShard(spec, holder.epoch, optimizer, exact=self._exact)
+                slot = Slot(holder.epoch, weights, self._policy(), self._exact)
+                slot.policy.set_live(self._seats())
             slots[holder.shard] = slot
             with slot.lock:
                 slot.renew(holder.epoch, shard_map.initialised_by)
@@ -182,7 +204,7 @@ class Host:
             return Reply(refused="this incarnation is not admitted: it was evicted, or never joined", fenced=True)
         if not matches(caller.secret, member.secret):
             return Reply(refused=f"wrong secret for incarnation {caller.incarnation}")
-        if isinstance(request, Init | Load | Push) and member.role is not Role.WORKER:
+        if isinstance(request, Init | Load | Push | WriteState) and member.role is not Role.WORKER:
             return Reply(refused=f"incarnation {caller.incarnation} is no worker, and may only read")
         return None
 
@@ -200,7 +222,7 @@ class Host:
             return standing(layout, statuses, request.caller.incarnation)
         if isinstance(request, Pull):
             return self._pull(request, data, layout, answer)
-        if isinstance(request, Init | Load):
+        if not isinstance(request, Push):
             return self._write(request, data, layout, answer)
         return self._push(request, data, layout, installed.optimizer, answer)
 
@@ -228,11 +250,15 @@ class Host:
         work.statuses[:] = [Status.MOVED if not here else Status.OK for here in held]
         return self._take_in(work, answer)
 
-    def _write(self, request: Init | Load, payload: Tensor, layout: MessageLayout, answer: Answer) -> Reply | None:
-        workers = [member for member in self._admitted.values() if member.role is Role.WORKER]
-        reason = check_payload(payload, layout)
+    def _write(
+        self, request: Init | Load | ReadState | WriteState, payload: Tensor, layout: MessageLayout, answer: Answer
+    ) -> Reply | None:
+        if isinstance(request, ReadState | WriteState):
+            reason = states.check(request, layout, len(self._seats()))
+        else:
+            reason = check_payload(payload, layout)
         if not reason and isinstance(request, Load):
-            reason = check_load(layout, len(workers))
+            reason = check_load(layout, len(self._seats()))
         if reason:
             return Reply(refused=reason)
         return self._take_in(Work(request, payload, layout), answer)
@@ -254,7 +280,11 @@ class Host:
 
     def _take_in(self, work: Work, answer: Answer) -> Reply | None:
         # What others are held back for must never be told to come later, or the bound would fill with those others.
-        must = any(slot.order.holds(work.incarnation) for slot in work.layout.slots if slot is not None)
+        must = any(
+            slot.order.holds(work.incarnation) or slot.policy.must_take(work.incarnation)
+            for slot in work.layout.slots
+            if slot is not None
+        )
         accepted = self._answers.accept(work, answer, must=must)
         if accepted is Accepted.BUSY:
             return _busy(work.layout, work.request)
@@ -282,13 +312,17 @@ class Host:
             self._answers.decided(work, work.undecided)
             return
         if isinstance(work.request, Load):
-            self._answers.decided(work, self._applier.load(work).own + 1)
+            self._tell(self._applier.load(work), work)
             return
         if isinstance(work.request, Init):
             installed = self._installed
             assert installed is not None
             outcome = self._applier.initial(work, installed.shard_map.initialised_by)
-            self._answers.decided(work, outcome.own + 1)
+            self._tell(outcome, work)
+            return
+        if isinstance(work.request, ReadState | WriteState):
+            assert self._installed is not None
+            states.do(work, self._installed.optimizer, self._answers)
             return
         if reason := self._poison(work):
             log.error("%s", reason)
@@ -299,9 +333,17 @@ class Host:
         outcome = self._applier.push(work, coded)
         if coded is not None:
             publish(self._pool, coded)
-        for other, shards in outcome.others.items():
-            self._answers.decided(other, shards)
-        self._answers.decided(work, outcome.own + 1, coded)
+        self._tell(outcome, work, coded)
+
+    def _tell(self, outcome: Outcome, work: Work | None = None, coded: Coded | None = None) -> None:
+        """Answer what an outcome decides. `work` is the one that was gone through for the first time."""
+        for read, shards in outcome.read.items():
+            self._answers.read(read, shards + (read is work))
+        for other, shards in outcome.decided.items():
+            if other is not work:
+                self._answers.decided(other, shards)
+        if work is not None:
+            self._answers.decided(work, outcome.decided[work] + 1, coded)
 
     def _poison(self, work: Work) -> str:
         installed = self._installed
@@ -326,10 +368,13 @@ class Host:
         totals = self._answers.totals()
         staleness: Counter[int] = Counter()
         shards: list[ShardProgress] = []
+        dropped = shrunk = spread = 0
         for shard, slot in self._slots().items():
             with slot.lock:
                 staleness.update(slot.shard.staleness)
                 version, pushes = slot.shard.version, slot.shard.pushes
+                dropped, shrunk = max(dropped, slot.shard.dropped), max(shrunk, slot.shard.shrunk)
+                spread = max(spread, slot.policy.pace().spread)
             shards.append(
                 ShardProgress(
                     shard=shard,
@@ -344,6 +389,9 @@ class Host:
             bytes_pushed=totals.bytes_pushed,
             bytes_pulled=totals.bytes_pulled,
             staleness=dict(staleness),
+            dropped=dropped,
+            shrunk=shrunk,
+            spread=spread,
         )
 
     def close(self) -> None:

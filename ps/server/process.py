@@ -12,6 +12,7 @@ from types import FrameType
 from ps import logs, net
 from ps.clock import Clock, Deadline, MonotonicClock
 from ps.config import ServerConfig
+from ps.consistency.parse import choice
 from ps.control.api import Admitted, Joined, ServerProgress, ShardMap
 from ps.control.client import GrpcControl
 from ps.errors import CoordinatorLost, PsError
@@ -50,9 +51,10 @@ class _Member:
         self._state = JobState.WAITING
         self._holds = False
 
-    def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> None:
+    def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> tuple[int, ...]:
         """See `SessionListener`."""
         self._host.install_members(admitted)
+        return self._host.entries()
 
     def on_shard_map(self, shard_map: ShardMap) -> None:
         """See `SessionListener`."""
@@ -135,6 +137,7 @@ def run_server(config: ServerConfig) -> int:
 def make_host(config: ServerConfig, joined: Joined) -> Host:
     """The owner of this server's shards."""
     return Host(
+        policy=choice(joined.settings.consistency).make,
         exact=joined.settings.exact,
         apply_threads=config.apply_threads,
         snapshots=config.snapshots,

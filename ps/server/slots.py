@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ps.consistency.asp import Asp
+from ps.consistency.policy import Policy
+from ps.optim.state import PieceEntries
 from ps.rpc.transport import Answer
 from ps.rpc.wire import Push, Request, Status
 from ps.sharding.layout import rows_bytes
 from ps.sharding.spec import Shard, ShardingPlan
+from ps.store.aggregate import Aggregate
 from ps.store.dense import DenseShard
 from ps.store.ordering import PushOrder
 from ps.store.pool import Form
@@ -36,23 +40,34 @@ class Slot:
     epoch: int
     """The shard's epoch; another one in a request means MOVED."""
     shard: DenseShard
+    policy: Policy = field(default_factory=Asp)
+    rounds: Aggregate = field(init=False)
+    ordered: bool = False
+    """Sums of rounds have the same bits whoever comes first."""
     order: PushOrder = field(default_factory=PushOrder)
     held: dict[tuple[Incarnation, int], list[tuple[Work, int]]] = field(default_factory=dict)
-    """Pushes that `order` holds back: (worker, number) → works that wait, with the shard's index in each. The first
-    one that has a payload is applied, all get the answer."""
+    """Pushes whose answers wait: (worker, number) → works that wait, with the shard's index in each. Those that `order`
+    holds back are still to be applied (the first work has the payload), the others wait as `policy` says."""
     initial: dict[Incarnation, Tensor] = field(default_factory=dict)
     """Initial weights as written by workers, until the map names the one that counts; at most `MOST_INITIAL`."""
+    initial_state: dict[Incarnation, tuple[PieceEntries, ...]] = field(default_factory=dict)
+    """Optimizer state that goes with some of `initial`."""
     gone: bool = False
     """No longer held; set once."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards all of the above, and the weights. Never held together with another lock, nor across an answer. The
     methods below are called with it held."""
 
+    def __post_init__(self) -> None:
+        self.rounds = Aggregate(self.shard.spec, ordered=self.ordered)
+
     def forget(self, incarnation: Incarnation) -> None:
-        """Drop all that is kept of a worker that is not admitted any more."""
-        for sequence in self.order.forget(incarnation):
-            self.held.pop((incarnation, sequence), None)
+        """Drop all that is kept of a worker that is not admitted any more, but for what it gave to open rounds."""
+        self.order.forget(incarnation)
+        for key in [key for key in self.held if key[0] == incarnation]:
+            del self.held[key]
         self.initial.pop(incarnation, None)
+        self.initial_state.pop(incarnation, None)
         self.shard.forget(incarnation)
 
     def renew(self, epoch: int, chosen: Incarnation | None) -> None:
@@ -63,7 +78,10 @@ class Slot:
         if chosen is not None and not self.shard.initialised:
             if (region := self.initial.get(chosen)) is not None:
                 self.shard.load(region)
+            if (state := self.initial_state.get(chosen)) is not None and self.shard.initialised:
+                self.shard.set_optimizer_state(state)
             self.initial.clear()
+            self.initial_state.clear()
 
     def let_go(self) -> Counter[Work]:
         """Another server holds the shard now. Returns the works that waited here, with how often."""
@@ -74,6 +92,7 @@ class Slot:
                 work.statuses[index] = Status.MOVED
                 others[work] += 1
         self.held.clear()
+        self.rounds.clear()
         return others
 
 
@@ -136,6 +155,8 @@ class Work:
     """Per shard; None = undecided. Each is written once, under its slot's lock."""
     undecided: int = field(init=False)
     """Shards without a status, plus one while the request is being gone through for the first time."""
+    unread: int = field(init=False)
+    """Shards that may still need the payload, plus one as above."""
     queued_bytes: int = 0
     """What it takes of the host's bound; 0 when given back."""
     parked: bool = False
@@ -147,7 +168,7 @@ class Work:
 
     def __post_init__(self) -> None:
         self.statuses = [None] * len(self.layout.ids)
-        self.undecided = len(self.layout.ids) + 1
+        self.undecided = self.unread = len(self.layout.ids) + 1
 
     def regions(self) -> Sequence[Tensor | None]:
         """Bytes of each shard in the payload; None for each when there is none."""

@@ -8,17 +8,18 @@ float16 and bfloat16 shards keep float32 master weights: thousands of updates to
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ps.optim.spec import ServedOptimizer
+from ps.optim.state import MASTER_DTYPES, PieceEntries
 from ps.optim.tensors import Optimizer, optimizer_for
 from ps.sharding.layout import ROW_ID_BYTES, values_offset
 from ps.sharding.spec import Shard
 from ps.types import DENSE, Hyper, Incarnation, Version
-
-_MASTER_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 _OWN_KEPT = 64
 """How many of a worker's own latest pushes are remembered; a worker has a few in flight."""
@@ -31,6 +32,18 @@ def split_rows(spec: Shard, region: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return region[: rows * ROW_ID_BYTES].view(torch.int64), values
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardState:
+    """All of a shard that outlives its process. Copies, so they may be kept while the shard goes on."""
+
+    version: Version
+    pushes: int
+    weights: Tensor
+    """Flat, in the dtype of the master weights."""
+    optimizer: tuple[PieceEntries, ...]
+    """Of each piece."""
+
+
 class DenseShard:
     """One shard. Not thread-safe: the shard's lock guards it, but `version` may be read without (a moment old)."""
 
@@ -38,12 +51,14 @@ class DenseShard:
         self.spec = spec
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
         """On the wire."""
-        self._has_master = self.dtype in _MASTER_DTYPES
+        self._has_master = self.dtype in MASTER_DTYPES
         self.version = Version(epoch, 0)
         self.pushes = 0
         """Pushes applied, over all epochs."""
         self.dropped = 0
         """Pushes that the consistency choice left out."""
+        self.shrunk = 0
+        """Rounds that closed without a worker they had counted on."""
         self.staleness: Counter[int] = Counter()
         """Staleness of each push applied → how many."""
         self._served = optimizer
@@ -65,7 +80,7 @@ class DenseShard:
 
     def load(self, region: Tensor) -> None:
         """Take initial weights from the shard's bytes, copying them; optimizer state starts afresh."""
-        self._weights = region.view(self.dtype).to(_MASTER_DTYPES.get(self.dtype, self.dtype), copy=True)
+        self._weights = region.view(self.dtype).to(MASTER_DTYPES.get(self.dtype, self.dtype), copy=True)
         self._clear_padding()
         self._optimizer = optimizer_for(self.spec, self._served, self._weights, exact=self._exact)
 
@@ -75,6 +90,34 @@ class DenseShard:
         self._weights.copy_(region.view(self.dtype))
         self._clear_padding()
         self.version = Version(self.version.epoch, self.version.counter + 1)
+
+    def export_state(self) -> ShardState:
+        """What `import_state` takes, now."""
+        return ShardState(
+            version=self.version,
+            pushes=self.pushes,
+            weights=self._weights.clone(),
+            optimizer=self.optimizer_state(),
+        )
+
+    def import_state(self, state: ShardState) -> None:
+        """Go on from this state, in the epoch that the shard has. Copies. It must be of a shard with the same spec."""
+        self._weights = state.weights.clone()
+        self._optimizer = optimizer_for(self.spec, self._served, self._weights, exact=self._exact)
+        self._optimizer.import_state(state.optimizer)
+        self.version = Version(self.version.epoch, state.version.counter)
+        self.pushes = state.pushes
+        self._own.clear()
+
+    def optimizer_state(self) -> tuple[PieceEntries, ...]:
+        """A copy of the optimizer's state, per piece."""
+        assert self._optimizer is not None, f"shard {self.spec.id} has no weights"
+        return tuple(self._optimizer.export_state())
+
+    def set_optimizer_state(self, pieces: Sequence[PieceEntries]) -> None:
+        """Replace the optimizer's state, copying; no new version. It has been checked as `optim.state.unpack` does."""
+        assert self._optimizer is not None, f"shard {self.spec.id} has no weights"
+        self._optimizer.import_state(pieces)
 
     def write(self, out: Tensor) -> None:
         """Copy the weights to `out`, flat, in the wire's dtype."""
@@ -131,19 +174,34 @@ class DenseShard:
         rows: int = DENSE,
     ) -> None:
         """Apply one push: an optimizer step on the pieces present, and a new version. None = no gradient at all."""
-        assert self._optimizer is not None, f"shard {self.spec.id} has no weights"
-        gradient = self.gradient(region, rows)
-        if gradient is not None:
-            self._optimizer.apply(gradient, present, hyper)
-        counter = self.version.counter + 1
-        self.version = Version(self.version.epoch, counter)
-        self.pushes += 1
-        if staleness is not None:
-            self.staleness[staleness] += 1
+        self._step(self.gradient(region, rows), present, hyper)
+        self._count(staleness)
         own = self._own.get(incarnation)
         if own is None:
             own = self._own[incarnation] = deque(maxlen=_OWN_KEPT)
-        own.append(counter)
+        own.append(self.version.counter)
+
+    def apply_round(
+        self, gradient: Tensor | None, present: bytes, hyper: Hyper, staleness: Sequence[int | None]
+    ) -> None:
+        """Apply one round: one optimizer step with the mean of its pushes, and one new version.
+
+        `gradient` is as `gradient()` gives it; `staleness` has an entry for each push.
+        """
+        self._step(gradient, present, hyper)
+        for versions in staleness:
+            self._count(versions)
+
+    def _step(self, gradient: Tensor | None, present: bytes, hyper: Hyper) -> None:
+        assert self._optimizer is not None, f"shard {self.spec.id} has no weights"
+        if gradient is not None:
+            self._optimizer.apply(gradient, present, hyper)
+        self.version = Version(self.version.epoch, self.version.counter + 1)
+
+    def _count(self, staleness: int | None) -> None:
+        self.pushes += 1
+        if staleness is not None:
+            self.staleness[staleness] += 1
 
     def begin_epoch(self, epoch: int) -> None:
         """Start a new epoch with the weights and state it has."""

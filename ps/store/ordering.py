@@ -75,6 +75,10 @@ class PushOrder:
         held.add(sequence)
         return _HOLD
 
+    def too_far(self, incarnation: Incarnation, sequence: int) -> bool:
+        """Whether `offer` would answer BUSY."""
+        return sequence > self._next.get(incarnation, 0) + WINDOW
+
     def look(self, incarnation: Incarnation, sequence: int) -> Verdict | None:
         """What is known about a push, changing nothing: DUPLICATE, HELD, or None for a push never seen."""
         if sequence < self._next.get(incarnation, 0):

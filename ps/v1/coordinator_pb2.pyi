@@ -52,6 +52,16 @@ class ReadyReply(_message.Message):
     membership_version: int
     def __init__(self, membership_version: _Optional[int] = ...) -> None: ...
 
+class TakePartRequest(_message.Message):
+    __slots__ = ("part",)
+    PART_FIELD_NUMBER: _ClassVar[int]
+    part: bool
+    def __init__(self, part: _Optional[bool] = ...) -> None: ...
+
+class TakePartReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SessionUp(_message.Message):
     __slots__ = ("heartbeat", "ack")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -91,7 +101,7 @@ class ShardProgress(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., pushes: _Optional[int] = ..., pulls: _Optional[int] = ...) -> None: ...
 
 class ServerProgress(_message.Message):
-    __slots__ = ("shards", "bytes_pushed", "bytes_pulled", "staleness")
+    __slots__ = ("shards", "bytes_pushed", "bytes_pulled", "staleness", "dropped", "shrunk", "spread")
     class StalenessEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -103,19 +113,27 @@ class ServerProgress(_message.Message):
     BYTES_PUSHED_FIELD_NUMBER: _ClassVar[int]
     BYTES_PULLED_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SHRUNK_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
     shards: _containers.RepeatedCompositeFieldContainer[ShardProgress]
     bytes_pushed: int
     bytes_pulled: int
     staleness: _containers.ScalarMap[int, int]
-    def __init__(self, shards: _Optional[_Iterable[_Union[ShardProgress, _Mapping]]] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    dropped: int
+    shrunk: int
+    spread: int
+    def __init__(self, shards: _Optional[_Iterable[_Union[ShardProgress, _Mapping]]] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., dropped: _Optional[int] = ..., shrunk: _Optional[int] = ..., spread: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("membership_version", "map_epoch")
+    __slots__ = ("membership_version", "map_epoch", "entries")
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     membership_version: int
     map_epoch: int
-    def __init__(self, membership_version: _Optional[int] = ..., map_epoch: _Optional[int] = ...) -> None: ...
+    entries: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, membership_version: _Optional[int] = ..., map_epoch: _Optional[int] = ..., entries: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionDown(_message.Message):
     __slots__ = ("generation", "membership", "shard_map", "job", "drain", "fenced")
@@ -142,14 +160,30 @@ class Membership(_message.Message):
     def __init__(self, version: _Optional[int] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("incarnation", "secret", "role")
+    __slots__ = ("incarnation", "secret", "role", "part", "clock")
+    class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PART_UNSPECIFIED: _ClassVar[Admitted.Part]
+        PART_OUT: _ClassVar[Admitted.Part]
+        PART_ENTERING: _ClassVar[Admitted.Part]
+        PART_IN: _ClassVar[Admitted.Part]
+        PART_KEPT: _ClassVar[Admitted.Part]
+    PART_UNSPECIFIED: Admitted.Part
+    PART_OUT: Admitted.Part
+    PART_ENTERING: Admitted.Part
+    PART_IN: Admitted.Part
+    PART_KEPT: Admitted.Part
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     secret: bytes
     role: _types_pb2.Role
-    def __init__(self, incarnation: _Optional[int] = ..., secret: _Optional[bytes] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ...) -> None: ...
+    part: Admitted.Part
+    clock: int
+    def __init__(self, incarnation: _Optional[int] = ..., secret: _Optional[bytes] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., part: _Optional[_Union[Admitted.Part, str]] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class JobUpdate(_message.Message):
     __slots__ = ("state", "reason", "release")
@@ -413,7 +447,7 @@ class ShardStatus(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., holder: _Optional[str] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("samples", "samples_expected", "samples_per_s", "samples_per_s_recent", "seconds", "epoch", "epochs", "pushes", "pulls", "bytes_pushed", "bytes_pulled", "staleness", "workers_live", "workers_seen", "reported")
+    __slots__ = ("samples", "samples_expected", "samples_per_s", "samples_per_s_recent", "seconds", "epoch", "epochs", "pushes", "pulls", "bytes_pushed", "bytes_pulled", "staleness", "workers_live", "workers_seen", "reported", "dropped", "shrunk", "spread")
     class StalenessEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +477,9 @@ class Progress(_message.Message):
     WORKERS_LIVE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_SEEN_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SHRUNK_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
     samples: int
     samples_expected: int
     samples_per_s: float
@@ -458,4 +495,7 @@ class Progress(_message.Message):
     workers_live: int
     workers_seen: int
     reported: _containers.ScalarMap[str, float]
-    def __init__(self, samples: _Optional[int] = ..., samples_expected: _Optional[int] = ..., samples_per_s: _Optional[float] = ..., samples_per_s_recent: _Optional[float] = ..., seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., workers_live: _Optional[int] = ..., workers_seen: _Optional[int] = ..., reported: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    dropped: int
+    shrunk: int
+    spread: int
+    def __init__(self, samples: _Optional[int] = ..., samples_expected: _Optional[int] = ..., samples_per_s: _Optional[float] = ..., samples_per_s_recent: _Optional[float] = ..., seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., bytes_pushed: _Optional[int] = ..., bytes_pulled: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ..., workers_live: _Optional[int] = ..., workers_seen: _Optional[int] = ..., reported: _Optional[_Mapping[str, float]] = ..., dropped: _Optional[int] = ..., shrunk: _Optional[int] = ..., spread: _Optional[int] = ...) -> None: ...

@@ -44,6 +44,11 @@ class CoordinatorStub:
                 request_serializer=ps_dot_v1_dot_coordinator__pb2.ReadyRequest.SerializeToString,
                 response_deserializer=ps_dot_v1_dot_coordinator__pb2.ReadyReply.FromString,
                 _registered_method=True)
+        self.TakePart = channel.unary_unary(
+                '/ps.v1.Coordinator/TakePart',
+                request_serializer=ps_dot_v1_dot_coordinator__pb2.TakePartRequest.SerializeToString,
+                response_deserializer=ps_dot_v1_dot_coordinator__pb2.TakePartReply.FromString,
+                _registered_method=True)
         self.Session = channel.stream_stream(
                 '/ps.v1.Coordinator/Session',
                 request_serializer=ps_dot_v1_dot_coordinator__pb2.SessionUp.SerializeToString,
@@ -104,6 +109,14 @@ class CoordinatorServicer:
     def Ready(self, request, context):
         """The caller's RPC agent runs. Answered when every live server has acknowledged the member
         (its secret), so that its first data-plane call is not refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakePart(self, request, context):
+        """A worker steps aside, so that nobody waits for its pushes, or comes back; then answered when every live
+        server counts it, from the same clock.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +195,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Ready,
                     request_deserializer=ps_dot_v1_dot_coordinator__pb2.ReadyRequest.FromString,
                     response_serializer=ps_dot_v1_dot_coordinator__pb2.ReadyReply.SerializeToString,
+            ),
+            'TakePart': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakePart,
+                    request_deserializer=ps_dot_v1_dot_coordinator__pb2.TakePartRequest.FromString,
+                    response_serializer=ps_dot_v1_dot_coordinator__pb2.TakePartReply.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
@@ -283,6 +301,33 @@ class Coordinator:
             '/ps.v1.Coordinator/Ready',
             ps_dot_v1_dot_coordinator__pb2.ReadyRequest.SerializeToString,
             ps_dot_v1_dot_coordinator__pb2.ReadyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakePart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps.v1.Coordinator/TakePart',
+            ps_dot_v1_dot_coordinator__pb2.TakePartRequest.SerializeToString,
+            ps_dot_v1_dot_coordinator__pb2.TakePartReply.FromString,
             options,
             channel_credentials,
             insecure,

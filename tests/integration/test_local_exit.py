@@ -94,7 +94,7 @@ def test_wrong_command_lines(tmp_path: Path) -> None:
     for arguments, message in (
         (["local", "nothing.py"], "no script"),
         (["local", "--workers=0", "script.py"], "must be at least 1"),
-        (["local", "--consistency=bsp", "script.py"], "not available"),
+        (["local", "--consistency=magic", "script.py"], "not available"),
         (["local", "--run-dir=used", "script.py"], "already holds a run"),
     ):
         done = run_psctl(arguments, tmp_path)

@@ -179,8 +179,9 @@ class Heard:
         self.fenced = self.lost = self.drained = ""
         self._changed = threading.Condition()
 
-    def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> None:
+    def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> tuple[int, ...]:
         self._note(admitted=admitted)
+        return ()
 
     def on_shard_map(self, shard_map: ShardMap) -> None:
         self._note(map=shard_map)

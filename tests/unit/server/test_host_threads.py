@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from ps.consistency.asp import Asp
 from ps.consistency.policy import Decision, PushEvent, Verdict
 from ps.rpc.wire import Init, Status
 from ps.server.host import Host
@@ -19,15 +20,12 @@ from tests.support.shards import Answered, Client, admitted, shard_map, signatur
 SERVER = Incarnation(1)
 
 
-class Gate:
+class Gate(Asp):
     """A consistency choice that stops every push until it is opened: an apply thread is then at a known point."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
         self.entered = threading.Semaphore(0)
-
-    def set_live(self, workers: Sequence[Incarnation]) -> None:
-        """See `Policy.set_live`."""
 
     def decide(self, event: PushEvent) -> Decision:
         """Wait for `open`."""
@@ -36,11 +34,8 @@ class Gate:
         return Decision(Verdict.ADMIT, "the gate is open")
 
 
-class Choosy:
+class Choosy(Asp):
     """Drops every push with an odd number, raises on number 4."""
-
-    def set_live(self, workers: Sequence[Incarnation]) -> None:
-        """See `Policy.set_live`."""
 
     def decide(self, event: PushEvent) -> Decision:
         """By number."""
@@ -113,7 +108,7 @@ def eventually(condition: Callable[[], bool], clock: FakeClock | None = None) ->
 def test_a_caller_never_waits_for_an_apply() -> None:
     """With the only apply thread stopped inside a push, submitting, saying hello and asking for progress go on."""
     gate = Gate()
-    with running(Host(policy=gate, apply_threads=1)) as client:
+    with running(Host(policy=lambda: gate, apply_threads=1)) as client:
         first = push(client, 0, [0])
         assert gate.entered.acquire(timeout=30)
         second = push(client, 0, [1])
@@ -127,7 +122,7 @@ def test_a_caller_never_waits_for_an_apply() -> None:
 def test_a_retry_during_the_apply_attaches() -> None:
     """The same push again while its original is being applied: one application, two answers."""
     gate = Gate()
-    with running(Host(policy=gate, apply_threads=2)) as client:
+    with running(Host(policy=lambda: gate, apply_threads=2)) as client:
         original = push(client, 0)
         assert gate.entered.acquire(timeout=30)
         retry = push(client, 0)
@@ -142,7 +137,7 @@ def test_a_retry_during_the_apply_attaches() -> None:
 def test_a_slow_apply_is_pending_after_two_seconds() -> None:
     """The ticker says so without the apply thread; a poll then gets the answer, once."""
     gate, clock = Gate(), FakeClock()
-    with running(Host(policy=gate, apply_threads=1, clock=clock)) as client:
+    with running(Host(policy=lambda: gate, apply_threads=1, clock=clock)) as client:
         slow = push(client, 0)
         assert gate.entered.acquire(timeout=30)
         clock.advance(1.0)
@@ -159,7 +154,7 @@ def test_a_slow_apply_is_pending_after_two_seconds() -> None:
 def test_payload_bytes_are_bounded() -> None:
     """Past the bound pushes are busy, and nothing of them is kept; once applied, there is room again."""
     gate = Gate()
-    with running(Host(policy=gate, apply_threads=1, queue_bytes=1500), 10, 11) as client:
+    with running(Host(policy=lambda: gate, apply_threads=1, queue_bytes=1500), 10, 11) as client:
         other = Client(client.host, client.map, 11)
         first = push(client, 0, [0])
         assert gate.entered.acquire(timeout=30)
@@ -207,14 +202,14 @@ def test_a_reply_without_a_buffer_is_pending_in_the_end() -> None:
 
 def test_dropped_pushes_are_answered_and_not_applied() -> None:
     """What the consistency choice leaves out counts as seen: the next number goes on, weights and versions don't."""
-    with running(Host(policy=Choosy(), apply_threads=1)) as client:
+    with running(Host(policy=Choosy, apply_threads=1)) as client:
         weights = [client.weights(done(push(client, n)).payload)[0] for n in range(4)]
         assert weights == [-1.0, -1.0, -2.0, -2.0]
 
 
 def test_a_failing_apply_is_reported_to_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     """An error inside the server refuses the request, with the reason, and the threads live on."""
-    with running(Host(policy=Choosy(), apply_threads=1)) as client:
+    with running(Host(policy=Choosy, apply_threads=1)) as client:
         for number in range(4):
             done(push(client, number))
         assert "internal error: four" in done(push(client, 4)).reply.refused
@@ -225,7 +220,7 @@ def test_a_failing_apply_is_reported_to_the_worker(caplog: pytest.LogCaptureFixt
 def test_an_eviction_in_the_middle_of_a_push_stops_it() -> None:
     """A worker is evicted while its push is being applied to the first shard: the other two never see it."""
     gate = Gate()
-    with running(Host(policy=gate, apply_threads=1), 10, 11) as client:
+    with running(Host(policy=lambda: gate, apply_threads=1), 10, 11) as client:
         torn = push(client, 0)
         assert gate.entered.acquire(timeout=30)
         evict = threading.Thread(target=client.host.install_members, args=(admitted(11),), name="evict")
