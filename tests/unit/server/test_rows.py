@@ -113,6 +113,7 @@ def test_rows_beside_dense_shards() -> None:
     ("ids", "reason"),
     [
         ([6, 7], "shard 0: row ids go from 6 to 7, the shard holds rows 0 to 5"),
+        ([5, 6], "shard 0: row ids go from 5 to 6, the shard holds rows 0 to 5"),
         ([4, 1 << 40], "shard 0: row ids go from 4 to 1099511627776, the shard holds rows 0 to 5"),
         ([-1, 2], "shard 0: row ids go from -1 to 2, the shard holds rows 0 to 5"),
         ([2, 2], "shard 0: row ids are not in ascending order, or one is there twice"),
