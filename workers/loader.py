@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import pickle
 import signal
+import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -52,7 +53,7 @@ class Loader:
         self.ahead = loading.num_workers * loading.prefetch_factor
         self._loading = loading
         self._plan = _Plan()
-        self._loader: DataLoader[object] | None = _data_loader(dataset, loading, self._plan, seed)
+        self._loader = _data_loader(dataset, loading, self._plan, seed)
         self._iterator: Iterator[object] | None = None
         self._processes: list[BaseProcess] = []
         if loading.num_workers:
@@ -77,16 +78,18 @@ class Loader:
             self._stop()
 
     def close(self) -> None:
-        """End the processes: they finish the sample they are at, for 5 s each at most, then they are killed."""
+        """End the processes: they finish the batch they are at, for 5 s each at most, then they are killed.
+
+        An epoch that is iterated over after that starts them again.
+        """
         self._stop()
-        self._loader = None
 
     def _begin(self) -> Iterator[object]:
         """A fresh iterator over the plan; starts the processes when there are none. Those that run are kept."""
-        if self._loader is None:
-            raise PsError("this data stream is closed")
         try:
-            batches: Iterator[object] = iter(self._loader)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error", UserWarning)  # the error below says more
+                batches: Iterator[object] = iter(self._loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if not self._loading.num_workers:
                 raise
@@ -122,8 +125,7 @@ class Loader:
         processes, self._processes = self._processes, []
         if iterator is None:
             return
-        if self._loader is not None:
-            self._loader._iterator = None  # else it would go on with processes that have ended
+        self._loader._iterator = None  # else it would go on with processes that have ended
         with contextlib.suppress(RuntimeError):  # a process that is dead already is what we want
             iterator._shutdown_workers()  # type: ignore[attr-defined]
         for process in processes:

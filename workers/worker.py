@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
@@ -325,6 +326,11 @@ def join(coordinator: str | None = None, *, name: str = "", advertise: str = "",
     `$PS_JOIN_TIMEOUT_S` (60 s).
     """
     global _current
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing tells it to itself
+        raise ConfigError(
+            "join() was called while a new process imports the script, for example as a data loader's process: the "
+            'script must start its work under `if __name__ == "__main__":`'
+        )
     config = load(coordinator, name=name, advertise=advertise, interface=interface)
     if config.coordinator is None:
         return _start(_alone(config), config)
