@@ -50,6 +50,8 @@ def test_worker_killed_in_mid_epoch(tmp_path: Path) -> None:
         os.kill(local.pid("worker-1"), signal.SIGKILL)
         after = local.wait_until(lambda s: state(s, "worker-1") == "dead", "the dead worker is evicted")
         assert after["job"] == "running"
+        reason = next(m["reason"] for m in after["members"] if m["name"] == "worker-1")
+        assert "killed by signal 9" in reason, "not by an expired lease"
         local.wait_until(lambda s: s["job"] == "finished" or steps(s, "worker-0") > steps(before, "worker-0"))
         assert local.wait() == 0, local.out + local.err
     counts = all_once_or_more(tmp_path)
