@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from ps.errors import LocalWeightEdit, UnsupportedError
+from ps.finite import all_finite
 from ps.optim.spec import check_rows, served
 from ps.sharding.spec import ShardingPlan
 from ps.types import Hyper, ShardId
 from workers.lanes import Lane, lane_for
+from workers.model_buffers import ModelBuffers
 from workers.routing import Message
 from workers.rows import RowsOutgoing, as_rows
 from workers.staging import Cut, Layout, Outgoing, Staged
@@ -31,13 +33,16 @@ class ModelMemory:
     def __init__(
         self,
         plan: ShardingPlan,
-        params: Sequence[torch.nn.Parameter],
+        params: Sequence[Tensor],
         *,
+        buffers: ModelBuffers | None = None,
         lanes: Callable[[int], Lane] | None = None,
     ) -> None:
-        """`lanes` gives the lane of a parameter, by index; unless given, there is one for each device."""
+        """`params` and, after them, `buffers` are those of the plan's signature. `lanes` gives the lane of one, by index;
+        unless given, there is one for each device."""
         self.layout = Layout(plan)
-        self.params = list(params)
+        self.buffers = buffers or ModelBuffers(())
+        self.params = params = [*params, *self.buffers.tensors()]
         by_device = {device: lane_for(device) for device in dict.fromkeys(param.device for param in params)}
         self._lanes = [lanes(index) if lanes else by_device[param.device] for index, param in enumerate(params)]
         self._shard_lanes = [
@@ -57,6 +62,17 @@ class ModelMemory:
         for index, flat in self._scratch.items():
             flat.copy_(params[index].detach())
 
+    def find_buffers(self) -> list[bool]:
+        """Look where the buffers are now; returns for each entry of the signature whether it is a changed buffer."""
+        changed = self.buffers.changed()
+        count = len(self.params) - len(changed)
+        self.params[count:] = self.buffers.tensors()
+        for index in self._split:
+            param = self.params[index]
+            if index >= count and index not in self._scratch and not param.is_contiguous():
+                self._scratch[index] = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+        return [False] * count + changed
+
     def staged(self, message: Message) -> Staged:
         """Staging memory for the gradients of a message."""
         rows = bool(self.layout.plan.shards[message.shards[0]].row_elems)
@@ -72,9 +88,19 @@ class ModelMemory:
         out.gather(lambda cut: self._stretch(cut, self.params[cut.param]))
         out.ready()
 
+    def finite(self, out: Outgoing) -> set[int]:
+        """Which of the signature's entries in a message of buffers may be sent: not those that hold inf or NaN, if they
+        are averaged."""
+        params = self.layout.plan.signature.params
+        spoilt = {cut.param for cut, view in out.pieces if params[cut.param].buffer == "average" and not all_finite(view)}
+        for index in sorted(spoilt):
+            self.buffers.warn(params[index].name)
+        return {cut.param for cut, _ in out.pieces} - spoilt
+
     @torch.no_grad()
     def stage_gradients(self, outs: Sequence[Staged], grads: Sequence[Tensor | None]) -> tuple[bool, ...]:
-        """Write all gradients, of any stride, into messages; returns per parameter whether it has one."""
+        """Write all gradients, of any stride, into messages; returns per parameter (and buffer) whether it has one."""
+        grads = [*grads, *[None] * (len(self.params) - len(grads))]
         self._check_layouts(grads)
         specs = self.layout.plan.signature.params
         flat = {
@@ -134,7 +160,8 @@ class ModelMemory:
     @torch.no_grad()
     def take(self, message: Message, payload: Tensor, shards: Sequence[ShardId]) -> None:
         """Copy the weights of `shards` out of a reply into the Parameters. The payload is only read."""
-        wanted = [(shard, at) for shard, at in zip(message.shards, message.offsets, strict=True) if shard in shards]
+        chosen = set(shards)
+        wanted = [(shard, at) for shard, at in zip(message.shards, message.offsets, strict=True) if shard in chosen]
         lanes = {id(lane): lane for shard, _ in wanted for lane in self._shard_lanes[shard]}
         for lane in lanes.values():
             self._take(lane, wanted, lane.bring(payload))
@@ -164,7 +191,8 @@ class ModelMemory:
         return (self.params[cut.param].detach() if flat is None else flat).view(-1)[cut.begin : cut.end]
 
     def remember(self) -> None:
-        """Note the parameters' version counters, after a copy-in."""
+        """Note the version counters of parameters and buffers, after a copy-in."""
+        self.buffers.remember()
         params = self.params
         self._seen = [params[index]._version for index in self._guarded]
 

@@ -55,7 +55,7 @@ def test_parameters_in_no_group_are_refused_while_others_have_them() -> None:
     host.install_map(after, SERVER)
     client = Client(host, after, 10)
     every = [shard.id for shard in client.plan.shards]
-    assert "no optimizer group holds, and 2 workers have them already" in client.load(7.0, every).reply.refused
+    assert "nobody pushes, and 2 workers have them already" in client.load(7.0, every).reply.refused
     assert client.load(7.0).statuses
     host.install_members(admitted(10))
     assert client.load(8.0, every).statuses
