@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn, SupportsFloat
@@ -23,7 +24,9 @@ from workers.backend import Backend
 from workers.config import WorkerConfig, load
 from workers.data import Stream
 from workers.epochs import Streams
+from workers.exits import Exits
 from workers.lifecycle import DrainOnSigterm, Lifecycle, WorkerDrained, WorkerStopped, goodbye
+from workers.model_buffers import Policies
 from workers.schedule import Schedules
 
 log = logging.getLogger(__name__)
@@ -84,13 +87,20 @@ class Worker(Streams):
         return self._attachment.client.foreign_steps if self._attachment else 0
 
     def attach(
-        self, model: nn.Module, optimizer: Optimizer, *, accumulate: int = 1, on_nonfinite: str = "raise"
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        accumulate: int = 1,
+        on_nonfinite: str = "raise",
+        buffers: Policies | None = None,
+        buffers_every: int = 1,
     ) -> Optimizer:
         """Agree on initial weights with the job, and make `optimizer.step()` remote, in place; returns the same object.
 
-        The first worker's weights count; all others get them. Optimizer state lives on the servers, one step per push.
-        Frozen parameters and parameters in no group are transferred once. Buffers (for example BatchNorm statistics)
-        stay local to each worker. Blocks until servers are there and weights are in. Raises `UnsupportedError`,
+        The first worker's weights count, and its optimizer's state if it has made steps; all others get them. Optimizer
+        state lives on the servers, one step per push, and `state_dict()` reads it there. Frozen parameters and
+        parameters in no group are transferred once. Blocks until servers are there and weights are in. Raises `UnsupportedError`,
         `ModelError` or `ModelMismatch` by name, leaving the optimizer as it was. Data loaders that fork worker
         processes should have done so before: RPC starts here.
 
@@ -100,6 +110,14 @@ class Worker(Streams):
 
         `on_nonfinite` says what becomes of a step whose gradient holds inf or NaN: `raise`, `skip` it (no weight
         moves), or `zero` such elements; worker, step and parameter are named in the error or the log.
+
+        `buffers` says what becomes of persistent floating-point buffers, such as BatchNorm's running statistics, that
+        a forward pass has changed: they are sent with every `buffers_every`-th push, and the servers `average` them
+        over the workers, weighted by samples (the default: what one process over all data would have), or keep the
+        `latest`; or each worker keeps its own (`local`: those that others and exports get are the first worker's
+        initial ones). Give one policy, or a dict from module names to policies. BatchNorm's counters take the maximum,
+        other integers are `local`. Buffers change in `step()` and `pull()` only. With one worker all policies are the
+        same: nothing changes.
         """
         self.lifecycle.check()
         self._check_not_left()
@@ -121,6 +139,8 @@ class Worker(Streams):
             stepper=self,
             accumulate=accumulate,
             on_nonfinite=on_nonfinite,
+            buffers=buffers,
+            buffers_every=buffers_every,
         )
         return optimizer
 
@@ -298,6 +318,11 @@ class Worker(Streams):
         if self.lifecycle.fatal:
             return  # evicted, or the job is over: nobody waits for a goodbye
         try:
+            if self._attachment is not None and reason is not LeaveReason.FAILED:
+                self._attachment.push_buffers()
+        except PsError as error:
+            log.warning("the last changes of buffers could not be pushed: %s", error)
+        try:
             self.control.leave(reason, exit_code=exit_code, detail=detail)
         except PsError as error:
             log.warning("could not say goodbye to the coordinator: %s", error)
@@ -340,6 +365,7 @@ def join(coordinator: str | None = None, *, name: str = "", advertise: str = "",
 
 
 _current: Worker | None = None
+_exits = Exits()
 
 
 def current() -> Worker | None:
@@ -356,6 +382,8 @@ def _start(backend: Backend, config: WorkerConfig) -> Worker:
         backend.close()
         raise
     _current = worker
+    if not worker.alone and threading.current_thread() is threading.main_thread():
+        _exits.install()
     atexit.register(_at_exit, worker, os.getpid())
     return worker
 
@@ -364,13 +392,14 @@ def _forget(worker: Worker) -> None:
     global _current
     atexit.unregister(_at_exit)
     if _current is worker:
+        _exits.restore()
         _current = None
 
 
 def _at_exit(worker: Worker, pid: int) -> None:
     """For scripts that neither close the worker nor use it as a context manager."""
     if os.getpid() == pid:
-        worker.finish(getattr(sys, "last_value", None))
+        worker.finish(getattr(sys, "last_value", None) or _exits.error)
 
 
 def _alone(config: WorkerConfig) -> Backend:
