@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, SupportsIndex, cast
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ps.errors import UnsupportedError
@@ -25,6 +26,10 @@ class Stepper(Protocol):
 
     def step(self) -> None:
         """Push the gradients and take the new weights."""
+        ...
+
+    def optimizer_state(self) -> dict[Tensor, dict[str, object]]:
+        """The state that the servers have, of each parameter that has any."""
         ...
 
 
@@ -58,11 +63,26 @@ class RemoteStep(Optimizer):
             "attach(): a group with lr=0, or parameters with requires_grad=False, wait there until they are wanted"
         )
 
+    def state_dict(self) -> dict[str, object]:
+        """What a plain optimizer of the user's class would return, and takes in: the state comes from the servers.
+
+        Blocks while all of it is gathered, about as long as a `pull()` of as many bytes. While other workers push,
+        each shard's state is of its own moment.
+        """
+        gathered = self._ps_stepper.optimizer_state()
+        self.state.update(gathered)
+        try:
+            return super().state_dict()
+        finally:
+            for param in gathered:
+                del self.state[param]
+
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Take the hyper-parameters only: the state is on the servers, and stays as it is there."""
         if state_dict.get("state"):
             log.warning(
-                "load_state_dict after attach takes hyper-parameters only; the optimizer state is on the servers"
+                "load_state_dict after attach takes hyper-parameters only: the optimizer state is on the servers, and "
+                "worker.load(optimizer_state=...) replaces it"
             )
         super().load_state_dict({**state_dict, "state": {}})
 
@@ -91,6 +111,8 @@ def _make_class(local: type[Optimizer]) -> type[RemoteStep]:
         "__doc__": f"{local.__name__} that runs on parameter servers.",
         "__module__": __name__,
         "_step_supports_amp_scaling": False,
+        # A compiled training step must not look into the push. Loads nothing: making an optimizer has loaded dynamo.
+        "step": torch.compiler.disable(RemoteStep.step),
     }
     return cast("type[RemoteStep]", type(f"Remote{local.__name__}", (RemoteStep, local), body))
 

@@ -171,6 +171,31 @@ def test_schedulers_take_effect_at_once(name: str, first: str) -> None:
     assert same(*results)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_compiled_step_does_not_look_into_the_push(whole: bool) -> None:
+    """torch.compile around the whole training step, or around `optimizer.step` alone: bitwise plain PyTorch."""
+    results = []
+    for attached in (False, True):
+        with Worker(small_job().member(), WorkerConfig()) as worker:
+            model, optimizer = model_and_optimizer()
+            step: Callable[[], object] = optimizer.step
+            body = micro_batch
+            if attached:
+                worker.attach(model, optimizer)
+                step = torch.compile(lambda: optimizer.step(), backend="eager")
+                body = torch.compile(micro_batch, backend="eager") if whole else body
+            for x, y in batches(4):
+                if whole:
+                    body(model, optimizer, x, y)
+                    continue
+                backward(loss_of(model, x, y))
+                step()
+                optimizer.zero_grad()
+            assert worker.global_step == (4 if attached else 0)
+            results.append(weights(model))
+    assert same(*results)
+
+
 @pytest.mark.parametrize("name", ["strided", "transformer_and_lstm", "unused_frozen_scalar_adam", "sparse_adagrad"])
 def test_models_on_other_devices_go_through_flat_memory_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way over a GPU's flat memory, walked on the CPU: bitwise the same."""
