@@ -38,8 +38,8 @@ class ModelMemory:
         buffers: ModelBuffers | None = None,
         lanes: Callable[[int], Lane] | None = None,
     ) -> None:
-        """`params` and, after them, `buffers` are those of the plan's signature. `lanes` gives the lane of one, by index;
-        unless given, there is one for each device."""
+        """`params` and, after them, `buffers` are those of the plan's signature. `lanes` gives the lane of one by its
+        index there; unless given, there is one for each device."""
         self.layout = Layout(plan)
         self.buffers = buffers or ModelBuffers(())
         self.params = params = [*params, *self.buffers.tensors()]
@@ -92,7 +92,9 @@ class ModelMemory:
         """Which of the signature's entries in a message of buffers may be sent: not those that hold inf or NaN, if they
         are averaged."""
         params = self.layout.plan.signature.params
-        spoilt = {cut.param for cut, view in out.pieces if params[cut.param].buffer == "average" and not all_finite(view)}
+        spoilt = {
+            cut.param for cut, view in out.pieces if params[cut.param].buffer == "average" and not all_finite(view)
+        }
         for index in sorted(spoilt):
             self.buffers.warn(params[index].name)
         return {cut.param for cut, _ in out.pieces} - spoilt
@@ -191,8 +193,7 @@ class ModelMemory:
         return (self.params[cut.param].detach() if flat is None else flat).view(-1)[cut.begin : cut.end]
 
     def remember(self) -> None:
-        """Note the version counters of parameters and buffers, after a copy-in."""
-        self.buffers.remember()
+        """Note the parameters' version counters, after a copy-in."""
         params = self.params
         self._seen = [params[index]._version for index in self._guarded]
 

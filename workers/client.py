@@ -5,30 +5,23 @@ Belongs to the thread that owns the model: weights are copied into the Parameter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from ps.errors import Fenced, PsError, Refused
-from ps.rpc.wire import Caller, Hello, Init, Load, Pull, Push, Request, ShardPush, ShardReply
+from ps.rpc.wire import Hello, Init, Load, ShardReply, WriteState
 from ps.sharding.spec import ShardingPlan
-from ps.types import DENSE, Hyper, ShardId, Version
+from ps.types import Hyper, ShardId
 from workers.buffers import ModelMemory
 from workers.exchange import Exchange
 from workers.nonfinite import Screen
-from workers.routing import Message, Routes, frozen, trained
+from workers.operations import BufferPush, Op, PlainOp, PullOp, PushOp, ReadStateOp, ShardState
+from workers.routing import Message, Routes, frozen, merged, trained
 from workers.staging import Staged
 
-
-@dataclass(slots=True)
-class _ShardState:
-    """What this worker knows of one shard."""
-
-    version: Version | None = None
-    """Version of the weights in the model; None before the first pull."""
-    next_sequence: int = 0
-    """What the holder expects next from us."""
+_STATES_AT_ONCE = 16
+"""Shards whose optimizer state is in memory at once while it is written."""
 
 
 class ParameterClient:
@@ -42,15 +35,22 @@ class ParameterClient:
         *,
         message_bytes: int,
         screen: Screen | None = None,
+        buffers_every: int = 1,
     ) -> None:
-        """`screen` looks at gradients before they are sent; only a client that never pushes has none."""
+        """`screen` looks at gradients before they are sent; only a client that never pushes has none. Buffers that have
+        changed go with every `buffers_every`-th push."""
         self._plan = plan
         self._memory = memory
         self._exchange = exchange
         self._screen = screen
-        self._states = [_ShardState() for _ in plan.shards]
+        self.states = [ShardState() for _ in plan.shards]
+        """For the operations, as are `routes` and `take`."""
         self._trained = trained(plan)
+        self._merged = merged(plan)
         self._frozen = frozen(plan)
+        self._buffers_every = buffers_every
+        self._without_buffers = [0, 0]
+        """Pushes since buffers were sent last, and samples in them."""
         self._message_bytes = message_bytes
         self._outs: list[Staged] = []
         self._outs_epoch = -1
@@ -67,7 +67,7 @@ class ParameterClient:
     @property
     def global_step(self) -> int:
         """Pushes by all workers that the weights in the model hold, counted on the first trained shard."""
-        first = self._states[self._trained[0]].version if self._trained else None
+        first = self.states[self._trained[0]].version if self._trained else None
         return first.counter if first is not None else 0
 
     @property
@@ -76,7 +76,8 @@ class ParameterClient:
         return max(0, self.global_step - self._sequence - self._loads)
 
     @property
-    def _routes(self) -> Routes:
+    def routes(self) -> Routes:
+        """See `operations.View`."""
         return self._exchange.routes
 
     def initialise(self) -> None:
@@ -84,36 +85,44 @@ class ParameterClient:
         outs = [self._memory.outgoing(message) for message in self._messages(range(len(self._plan.shards)))]
         for out in outs:
             self._memory.stage_weights(out)
-        self._run(_InitOp(self), [(out.message, out.payload) for out in outs])
+        self._run(PlainOp(self, "initial weights", Init), [(out.message, out.payload) for out in outs])
 
     def hello(self) -> None:
         """Learn which push number the servers expect next. Raises `Refused` when they disagree."""
-        self._run(_HelloOp(self), [(message, None) for message in self._messages(self._trained)])
-        expected = {self._states[shard].next_sequence for shard in self._trained} or {0}
+        messages = self._messages((*self._trained, *self._merged))
+        self._run(PlainOp(self, "hello", Hello), [(message, None) for message in messages])
+        expected = {self.states[shard].next_sequence for shard in self._trained} or {0}
         if len(expected) > 1:
             raise Refused(f"servers expect different push numbers from this worker: {sorted(expected)}; start it again")
         self._sequence = expected.pop()
 
     def pull(self, *, force: bool = False, frozen_too: bool = False) -> None:
-        """Take the newest weights of the trained shards; with `force` also of shards that have no newer ones."""
-        shards = (*self._trained, *self._frozen) if frozen_too else self._trained
+        """Take the newest weights and buffers; with `force` also of shards that have no newer ones.
+
+        `frozen_too`: also parameters that no group holds, and local buffers. Changes of buffers that have not been sent
+        are lost.
+        """
+        shards = (*self._trained, *self._merged, *(self._frozen if frozen_too else ()))
+        self._memory.find_buffers()
         if force:
             for shard in shards:
-                self._states[shard].version = None
-        self._run(_PullOp(self), [(message, None) for message in self._messages(shards)])
+                self.states[shard].version = None
+        self._run(PullOp(self), [(message, None) for message in self._messages(shards)])
         self._memory.remember()
+        self._memory.buffers.remember()
 
     def load(self, *, frozen_too: bool) -> None:
-        """Write this model's weights into every trained shard, for everybody; with `frozen_too` into all.
+        """Write this model's weights and shared buffers to the servers, for everybody; with `frozen_too` all of it.
 
         Raises `Refused` when other workers stand in the way; the weights here are then the servers' again.
         """
-        shards = (*self._trained, *self._frozen) if frozen_too else self._trained
+        shards = (*self._trained, *self._merged, *(self._frozen if frozen_too else ()))
+        self._memory.find_buffers()
         outs = [self._memory.outgoing(message) for message in self._messages(shards)]
         for out in outs:
             self._memory.stage_weights(out)
         try:
-            self._run(_LoadOp(self), [(out.message, out.payload) for out in outs])
+            self._run(PlainOp(self, "load", Load), [(out.message, out.payload) for out in outs])
         except Refused as error:
             if not isinstance(error, Fenced):
                 self._broken = None
@@ -121,6 +130,29 @@ class ParameterClient:
             raise
         self._loads += 1
         self.pull(force=True)
+
+    def read_state(self, take: Callable[[ShardId, Tensor], None]) -> None:
+        """Give `take` the optimizer's state of each trained shard, as `ps.optim.state` packs it."""
+        self._run(ReadStateOp(self, take), [(message, None) for message in self._one_by_one()])
+
+    def write_state(self, give: Callable[[ShardId], Tensor]) -> None:
+        """Write the optimizer's state of each trained shard, packed by `give`; along with `initialise`, or later.
+
+        Raises `Refused` when other workers stand in the way.
+        """
+        messages = self._one_by_one()
+        try:
+            for begin in range(0, len(messages), _STATES_AT_ONCE):
+                some = messages[begin : begin + _STATES_AT_ONCE]
+                self._run(
+                    PlainOp(self, "optimizer state", WriteState),
+                    [(message, give(message.shards[0])) for message in some],
+                )
+        except Fenced:
+            raise
+        except Refused:
+            self._broken = None
+            raise
 
     def push_pull(self, groups: tuple[Hyper, ...], samples: int, grads: Sequence[Tensor | None]) -> None:
         """Push gradients, one per parameter, and take the new weights: one push for each trained shard.
@@ -136,12 +168,28 @@ class ParameterClient:
         self._memory.check_rows(groups)
         outs = self._staging()
         present = self._screen.check(outs, self._memory.stage_gradients(outs, grads), step)
-        operation = _PushOp(self, step, samples, groups, self._present_bitmaps(present))
+        operation = PushOp(self, step, samples, groups, self._present_bitmaps(present))
         operation.rows = {shard: rows for out in outs for shard, rows in out.rows.items()}
         messages = [(out.message, out.payload if operation.carries(out) else None) for out in outs]
-        self._run(operation, messages, [out.source for out in outs])
+        self._without_buffers = [self._without_buffers[0] + 1, self._without_buffers[1] + samples]
+        if self._without_buffers[0] >= self._buffers_every:
+            operation.buffers = self._changed_buffers()
+        buffers = [(out.message, out.payload) for out in operation.buffers.outs]
+        sources = [out.source for out in (*outs, *operation.buffers.outs)]
+        self._run(operation, [*messages, *buffers], sources)
         self._sequence = step + 1
         self._memory.remember()
+        if operation.buffers.outs:
+            self._memory.buffers.remember()
+
+    def push_buffers(self, groups: tuple[Hyper, ...]) -> None:
+        """Push buffers that have changed since they were sent last, and take what the servers make of them."""
+        buffers = self._changed_buffers()
+        if buffers.outs:
+            operation = PushOp(self, self._sequence, buffers.samples, groups, ())
+            operation.buffers = buffers
+            self._run(operation, [(out.message, out.payload) for out in buffers.outs])
+            self._memory.buffers.remember()
 
     # ---- pieces of the above ----
 
@@ -154,7 +202,7 @@ class ParameterClient:
 
     def _run(
         self,
-        operation: _Op,
+        operation: Op,
         messages: Sequence[tuple[Message, Tensor | None]],
         sources: Sequence[Message] | None = None,
     ) -> None:
@@ -166,13 +214,38 @@ class ParameterClient:
             raise
 
     def _messages(self, shards: Sequence[int]) -> list[Message]:
-        return self._routes.messages([ShardId(shard) for shard in shards], self._message_bytes)
+        return self.routes.messages([ShardId(shard) for shard in shards], self._message_bytes)
+
+    def _changed_buffers(self) -> BufferPush:
+        """What a push carries of buffers: shards in which any has changed, each with its own push number."""
+        found = BufferPush(samples=self._without_buffers[1])
+        self._without_buffers = [0, 0]
+        if not self._merged:
+            return found
+        changed = self._memory.find_buffers()
+        for shard in self._merged:
+            if any(changed[piece.param] for piece in self._plan.shards[shard].pieces):
+                found.sequences[shard] = self.states[shard].next_sequence
+        for sequence in sorted(set(found.sequences.values())):
+            mine = [shard for shard, number in found.sequences.items() if number == sequence]
+            found.outs += [self._memory.outgoing(message) for message in self._messages(mine)]
+        for out in found.outs:
+            self._memory.stage_weights(out)
+            finite = self._memory.finite(out)
+            for shard in out.message.shards:
+                pieces = self._plan.shards[shard].pieces
+                found.bitmaps[shard] = _bitmap([changed[piece.param] and piece.param in finite for piece in pieces])
+        return found
+
+    def _one_by_one(self) -> list[Message]:
+        """A message for each trained shard."""
+        return self.routes.messages(self._trained, 0)
 
     def _staging(self) -> list[Staged]:
         """Staging memory for all trained shards, made again only when the shard map has changed."""
-        if self._outs_epoch != self._routes.epoch:
+        if self._outs_epoch != self.routes.epoch:
             self._outs = [self._memory.staged(message) for message in self._messages(self._trained)]
-            self._outs_epoch = self._routes.epoch
+            self._outs_epoch = self.routes.epoch
         return self._outs
 
     def _present_bitmaps(self, present: tuple[bool, ...]) -> list[bytes]:
@@ -184,125 +257,19 @@ class ParameterClient:
             )
         return self._bitmaps[1]
 
-    def _take(self, message: Message, payload: Tensor, done: Sequence[ShardReply]) -> None:
-        """Copy in the weights of shards that are newer than the model's."""
+    def take(self, message: Message, payload: Tensor, done: Sequence[ShardReply]) -> None:
+        """See `operations.View`."""
         if not payload.numel():
             return
         newer = [reply for reply in done if self._is_newer(reply)]
         if newer:
             self._memory.take(message, payload, [reply.shard for reply in newer])
         for reply in newer:
-            self._states[reply.shard].version = reply.version
+            self.states[reply.shard].version = reply.version
 
     def _is_newer(self, reply: ShardReply) -> bool:
-        known = self._states[reply.shard].version
+        known = self.states[reply.shard].version
         return known is None or reply.version > known
-
-
-class _Op:
-    """Base of the four operations: shards with their epochs, for the newest known map."""
-
-    name = ""
-    polls = False
-
-    def __init__(self, client: ParameterClient) -> None:
-        self._client = client
-
-    def request(self, caller: Caller, shards: Sequence[ShardId], poll: bool) -> Request:
-        """See `exchange.Operation`."""
-        raise NotImplementedError
-
-    def settle(self, message: Message, payload: Tensor, done: Sequence[ShardReply]) -> None:
-        """See `exchange.Operation`."""
-        for reply in done:
-            self._client._states[reply.shard].next_sequence = reply.next_sequence
-
-    def _epochs(self, shards: Sequence[ShardId]) -> tuple[tuple[ShardId, int], ...]:
-        return tuple((shard, self._client._routes.shard_epoch(shard)) for shard in shards)
-
-
-class _InitOp(_Op):
-    name = "initial weights"
-
-    def request(self, caller: Caller, shards: Sequence[ShardId], poll: bool) -> Request:
-        return Init(caller=caller, shards=self._epochs(shards))
-
-
-class _LoadOp(_Op):
-    name = "load"
-
-    def request(self, caller: Caller, shards: Sequence[ShardId], poll: bool) -> Request:
-        return Load(caller=caller, shards=self._epochs(shards))
-
-
-class _HelloOp(_Op):
-    name = "hello"
-
-    def request(self, caller: Caller, shards: Sequence[ShardId], poll: bool) -> Request:
-        return Hello(caller=caller, shards=self._epochs(shards))
-
-
-class _PullOp(_Op):
-    name = "pull"
-
-    def request(self, caller: Caller, shards: Sequence[ShardId], poll: bool) -> Request:
-        states = self._client._states
-        wanted = tuple((shard, epoch, states[shard].version) for shard, epoch in self._epochs(shards))
-        return Pull(caller=caller, shards=wanted)
-
-    def settle(self, message: Message, payload: Tensor, done: Sequence[ShardReply]) -> None:
-        super().settle(message, payload, done)
-        self._client._take(message, payload, done)
-
-
-class _PushOp(_Op):
-    polls = True
-
-    def __init__(
-        self,
-        client: ParameterClient,
-        sequence: int,
-        samples: int,
-        groups: tuple[Hyper, ...],
-        bitmaps: Sequence[bytes],
-    ) -> None:
-        super().__init__(client)
-        self.name = f"push of step {sequence}"
-        self._sequence = sequence
-        self._samples = samples
-        self._groups = groups
-        self._bitmaps = bitmaps
-        self.rows: dict[ShardId, int] = {}
-        """Per shard whose gradient travels as rows, how many it has."""
-        # A push says on which weights its gradient was computed, also when it is sent again after newer ones came.
-        self._bases = [state.version for state in client._states]
-
-    def carries(self, out: Staged) -> bool:
-        """Whether any piece of the message has a gradient; if none has, it travels without payload."""
-        return any(any(self._bitmaps[shard]) for shard in out.message.shards)
-
-    def request(self, caller: Caller, shards: Sequence[ShardId], poll: bool) -> Request:
-        return Push(
-            caller=caller,
-            sequence=self._sequence,
-            samples=self._samples,
-            groups=self._groups,
-            shards=tuple(self._shard(shard, epoch) for shard, epoch in self._epochs(shards)),
-            poll=poll,
-        )
-
-    def _shard(self, shard: ShardId, epoch: int) -> ShardPush:
-        base = self._bases[shard]
-        assert base is not None, shard  # attach pulls before the first push
-        present = self._bitmaps[shard]
-        rows = self.rows.get(shard, DENSE)  # of a gradient that is left out, none travel
-        return ShardPush(
-            shard=shard, shard_epoch=epoch, base=base, present=present, rows=rows if any(present) else min(rows, 0)
-        )
-
-    def settle(self, message: Message, payload: Tensor, done: Sequence[ShardReply]) -> None:
-        super().settle(message, payload, done)
-        self._client._take(message, payload, done)
 
 
 def _bitmap(flags: Sequence[bool]) -> bytes:

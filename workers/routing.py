@@ -84,6 +84,11 @@ def trained(plan: ShardingPlan) -> tuple[ShardId, ...]:
     return tuple(shard.id for shard in plan.shards if shard.group != NO_GROUP)
 
 
+def merged(plan: ShardingPlan) -> tuple[ShardId, ...]:
+    """Shards of buffers whose values are pushed when they have changed."""
+    return tuple(shard.id for shard in plan.shards if shard.merged)
+
+
 def frozen(plan: ShardingPlan) -> tuple[ShardId, ...]:
-    """Shards of parameters that no optimizer group holds: taken once."""
-    return tuple(shard.id for shard in plan.shards if shard.group == NO_GROUP)
+    """Shards of parameters that no optimizer group holds, and of local buffers: taken once."""
+    return tuple(shard.id for shard in plan.shards if shard.group == NO_GROUP and not shard.merged)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +17,8 @@ from ps.errors import ModelError, UnsupportedError
 from ps.optim.spec import SERVED, ServedOptimizer, check_param, check_rows, hyper, served
 from ps.sharding.spec import DTYPE_BYTES, NO_GROUP, ModelSignature, ParamSpec
 from ps.types import Hyper
+from workers import state
+from workers.state import ParamState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +27,19 @@ class Description:
 
     signature: ModelSignature
     params: tuple[nn.Parameter, ...]
-    """In the signature's order."""
+    """In the signature's order; its buffers come after them, and are not here."""
     served: ServedOptimizer
     base: type[Optimizer]
     """The torch.optim class that the servers run."""
+    state: Mapping[int, ParamState]
+    """State that the optimizer has already, by index of the parameter; empty if it is newly built."""
 
 
-def describe(model: nn.Module, optimizer: Optimizer) -> Description:
-    """The signature of a model and its optimizer. Reads only; raises `ModelError` or `UnsupportedError` by name."""
+def describe(model: nn.Module, optimizer: Optimizer, buffers: Sequence[ParamSpec] = ()) -> Description:
+    """The signature of a model with these buffers, and its optimizer.
+
+    Reads only; raises `ModelError` or `UnsupportedError` by name.
+    """
     base, found = served_class(optimizer)
     check_modules(model)
     named = list(named_params(model))
@@ -41,14 +48,19 @@ def describe(model: nn.Module, optimizer: Optimizer) -> Description:
     groups = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
     check_same_params(named, optimizer)
     check_memory(named)
-    check_state(optimizer)
     rows = sparse_params(model)
     specs = tuple(
         _spec(name, param, groups.get(id(param), NO_GROUP), found.sparse and id(param) in rows) for name, param in named
     )
     check_kinds(specs, [param for _, param in named], rows, found, hyper_groups(optimizer, found))
-    signature = ModelSignature(params=specs, optimizer=found.name, whole_tensors=found.whole_tensors)
-    return Description(signature=signature, params=tuple(param for _, param in named), served=found, base=base)
+    signature = ModelSignature(params=(*specs, *buffers), optimizer=found.name, whole_tensors=found.whole_tensors)
+    return Description(
+        signature=signature,
+        params=tuple(param for _, param in named),
+        served=found,
+        base=base,
+        state=carried_state(optimizer, named, specs, found),
+    )
 
 
 def hyper_groups(optimizer: Optimizer, found: ServedOptimizer) -> tuple[Hyper, ...]:
@@ -70,7 +82,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 def named_params(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters in order, tied ones once, named as in the plain model: the same under every wrapper."""
     for name, param in unwrap(model).named_parameters(remove_duplicate=True):
-        yield ".".join(part for part in name.split(".") if part != "_orig_mod"), param
+        yield plain_name(name), param
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter, buffer or module without what torch.compile adds to it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def served_class(optimizer: Optimizer) -> tuple[type[Optimizer], ServedOptimizer]:
@@ -194,16 +211,17 @@ def _check_param(name: str, param: nn.Parameter) -> None:
         )
 
 
-def check_state(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that has run already: its state would silently be lost."""
-    for state in optimizer.state.values():
-        # Adagrad makes its state when it is built; before the first step it says no more than the defaults do.
-        steps = state.get("step", 1) if isinstance(state, dict) and set(state) == {"step", "sum"} else int(bool(state))
-        if float(steps) != 0:
-            raise UnsupportedError(
-                f"this {type(optimizer).__name__} has state already (it has made steps, or a state_dict was loaded); "
-                "the servers start from a fresh state. Attach a newly built optimizer"
-            )
+def carried_state(
+    optimizer: Optimizer, named: Sequence[tuple[str, nn.Parameter]], specs: Sequence[ParamSpec], found: ServedOptimizer
+) -> Mapping[int, ParamState]:
+    """What an optimizer that has made steps, or loaded a state_dict, knows of each parameter, by its index."""
+    states = {index: dict(kept) for index, (_, param) in enumerate(named) if (kept := optimizer.state.get(param))}
+    # Adagrad makes its state when it is built; before the first step it says no more than the defaults do.
+    if all(float(kept.get("step", 1)) == 0 for kept in states.values()):
+        return {}
+    for index, kept in states.items():
+        state.check(specs[index], kept, found)
+    return states
 
 
 def _spec(name: str, param: nn.Parameter, group: int, sparse: bool) -> ParamSpec:

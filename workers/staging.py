@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ps.finite import all_finite
-from ps.sharding.spec import DTYPE_BYTES, Piece, Shard, ShardingPlan
+from ps.sharding.spec import BUFFER_DTYPE_BYTES, Piece, Shard, ShardingPlan
 from ps.types import ShardId
 from workers.lanes import Lane
 from workers.routing import Message
@@ -89,8 +89,8 @@ class Layout:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype with this torch name. `name` is a key of `DTYPE_BYTES`."""
-    dtype = getattr(torch, name) if name in DTYPE_BYTES else None
+    """The dtype with this torch name. `name` is a key of `BUFFER_DTYPE_BYTES`."""
+    dtype = getattr(torch, name) if name in BUFFER_DTYPE_BYTES else None
     assert isinstance(dtype, torch.dtype), name
     return dtype
 

@@ -1,14 +1,9 @@
-"""`join` and `Worker`: what a training script holds."""
+"""`Worker`: what a training script holds."""
 
 from __future__ import annotations
 
-import atexit
 import logging
-import multiprocessing
-import os
-import sys
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, SupportsFloat
 
@@ -17,15 +12,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ps.clock import Clock, MonotonicClock
-from ps.errors import ConfigError, ForkedProcess, PsError, UnsupportedError
+from ps.errors import ConfigError, PsError, UnsupportedError
 from ps.types import LeaveReason, Role
-from workers.attach import Attachment, attach
+from workers import registry
+from workers.attach import Attached, Attachment, attach
 from workers.backend import Backend
-from workers.config import WorkerConfig, load
+from workers.config import WorkerConfig
 from workers.data import Stream
 from workers.epochs import Streams
-from workers.exits import Exits
-from workers.lifecycle import DrainOnSigterm, Lifecycle, WorkerDrained, WorkerStopped, goodbye
+from workers.lifecycle import DrainOnSigterm, Lifecycle, WorkerDrained, goodbye
 from workers.model_buffers import Policies
 from workers.schedule import Schedules
 
@@ -41,15 +36,22 @@ class Worker(Streams):
     the process at once. In a forked child every method raises `ForkedProcess`.
     """
 
-    def __init__(self, backend: Backend, config: WorkerConfig, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: WorkerConfig,
+        *,
+        clock: Clock | None = None,
+        lifecycle: Lifecycle | None = None,
+    ) -> None:
         super().__init__()
         self.control = backend.control
-        self.lifecycle = Lifecycle()
+        self.lifecycle = lifecycle or Lifecycle()
         self.clock = clock or MonotonicClock()
         self.lookahead_s = config.lookahead_s
         self._backend = backend
         self._config = config
-        self._attachment: Attachment | None = None
+        self._attachment: Attached | None = None
         self._schedules = Schedules(self)
         self._aside = False
         """Whether others don't wait for this worker just now."""
@@ -100,9 +102,9 @@ class Worker(Streams):
 
         The first worker's weights count, and its optimizer's state if it has made steps; all others get them. Optimizer
         state lives on the servers, one step per push, and `state_dict()` reads it there. Frozen parameters and
-        parameters in no group are transferred once. Blocks until servers are there and weights are in. Raises `UnsupportedError`,
-        `ModelError` or `ModelMismatch` by name, leaving the optimizer as it was. Data loaders that fork worker
-        processes should have done so before: RPC starts here.
+        parameters in no group are transferred once. Blocks until servers are there and weights are in. Raises
+        `UnsupportedError`, `ModelError` or `ModelMismatch` by name, leaving the optimizer as it was. Data loaders that
+        fork worker processes should have done so before: RPC starts here.
 
         With `accumulate=k` call `step()` and `zero_grad()` for every micro-batch, with its undivided loss: each k-th
         step pushes the mean of the gradients since the last push, the others only keep theirs. The end of an epoch of
@@ -211,9 +213,12 @@ class Worker(Streams):
         return scheduler
 
     def pull(self) -> None:
-        """Take the newest weights from the servers into the model, for example before evaluation.
+        """Take the newest weights and shared buffers into the model, for example before evaluation.
 
-        Local edits of trained weights are undone. Call it between steps, not between forward and backward.
+        Buffers that have changed here are sent first. While nobody else pushes (one worker, after a round, at the end)
+        all of it is of one version, and the same in every process; while others do, each shard is of its own newest one
+        and buffers are at most a push of each other worker away from the weights. Local edits of trained weights are
+        undone. Call it between steps, not between forward and backward.
         """
         self.lifecycle.check()
         self._check_not_left()
@@ -284,10 +289,10 @@ class Worker(Streams):
             self._leave(*goodbye(error))
         finally:
             self._sigterm.restore()
-            _forget(self)
+            registry.forget(self)
             self._close_streams()
             if self._attachment is not None:
-                self._attachment.transport.close()
+                self._attachment.close()
             self.control.close()
             self._backend.close()
 
@@ -340,78 +345,3 @@ class Worker(Streams):
     def _check_not_left(self) -> None:
         if self._left or self._closed:
             raise PsError(f"worker {self.name} has left the job; join() again in a new process")
-
-
-def join(coordinator: str | None = None, *, name: str = "", advertise: str = "", interface: str = "") -> Worker:
-    """Join the job of `coordinator` (`host:port`), of `$PS_COORDINATOR`, or, with neither, be alone in this process.
-
-    Returns fast: connections to servers are opened by `attach`. `name` is for status and logs; `advertise` and
-    `interface` say which address or network interface the data plane uses, by default the one that routes to the
-    coordinator. Raises `ConfigError` for a bad address, `CoordinatorLost` when nobody answers within
-    `$PS_JOIN_TIMEOUT_S` (60 s).
-    """
-    global _current
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing tells it to itself
-        raise ConfigError(
-            "join() was called while a new process imports the script, for example as a data loader's process: the "
-            'script must start its work under `if __name__ == "__main__":`'
-        )
-    config = load(coordinator, name=name, advertise=advertise, interface=interface)
-    if config.coordinator is None:
-        return _start(_alone(config), config)
-    if _current is not None and not _current.alone:
-        raise ConfigError(f"this process has joined already, as {_current.name}: one worker per process")
-    return _start(_cluster(config), config)
-
-
-_current: Worker | None = None
-_exits = Exits()
-
-
-def current() -> Worker | None:
-    """The worker that this process joined last and has not closed yet."""
-    return _current
-
-
-def _start(backend: Backend, config: WorkerConfig) -> Worker:
-    global _current
-    try:
-        worker = Worker(backend, config)
-    except BaseException:
-        backend.control.close()
-        backend.close()
-        raise
-    _current = worker
-    if not worker.alone and threading.current_thread() is threading.main_thread():
-        _exits.install()
-    atexit.register(_at_exit, worker, os.getpid())
-    return worker
-
-
-def _forget(worker: Worker) -> None:
-    global _current
-    atexit.unregister(_at_exit)
-    if _current is worker:
-        _exits.restore()
-        _current = None
-
-
-def _at_exit(worker: Worker, pid: int) -> None:
-    """For scripts that neither close the worker nor use it as a context manager."""
-    if os.getpid() == pid:
-        worker.finish(getattr(sys, "last_value", None) or _exits.error)
-
-
-def _alone(config: WorkerConfig) -> Backend:
-    from ps.alone import LocalJob  # loads the servers' side, which a cluster's worker never needs
-
-    return LocalJob().member()
-
-
-def _cluster(config: WorkerConfig) -> Backend:
-    from workers.cluster import Cluster  # loads gRPC and the RPC agent
-
-    return Cluster(config)
-
-
-__all__ = ["Backend", "ForkedProcess", "Worker", "WorkerStopped", "current", "join"]

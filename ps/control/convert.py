@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
+from ps.consistency.policy import PushKey, Ruling
 from ps.control.api import (
     Admitted,
     DataRange,
@@ -176,7 +177,7 @@ def joined_from_proto(reply: pb.JoinReply) -> Joined:
 def signature_to_proto(signature: ModelSignature) -> types.ModelSignature:
     """A model's signature."""
     params = [
-        types.ParamSpec(name=p.name, shape=p.shape, dtype=p.dtype, group=p.group, sparse=p.sparse)
+        types.ParamSpec(name=p.name, shape=p.shape, dtype=p.dtype, group=p.group, sparse=p.sparse, buffer=p.buffer)
         for p in signature.params
     ]
     return types.ModelSignature(params=params, optimizer=signature.optimizer, whole_tensors=signature.whole_tensors)
@@ -187,7 +188,7 @@ def signature_from_proto(signature: types.ModelSignature) -> ModelSignature:
     if any(size < 0 for param in signature.params for size in param.shape):
         raise WireError("a parameter has a negative size")
     params = (
-        ParamSpec(name=p.name, shape=tuple(p.shape), dtype=p.dtype, group=p.group, sparse=p.sparse)
+        ParamSpec(name=p.name, shape=tuple(p.shape), dtype=p.dtype, group=p.group, sparse=p.sparse, buffer=p.buffer)
         for p in signature.params
     )
     return ModelSignature(params=tuple(params), optimizer=signature.optimizer, whole_tensors=signature.whole_tensors)
@@ -335,6 +336,32 @@ def heartbeat_from_proto(heartbeat: pb.Heartbeat) -> WorkerProgress | ServerProg
         dropped=server.dropped,
         shrunk=server.shrunk,
         spread=server.spread,
+    )
+
+
+def rulings_to_proto(rulings: Sequence[Ruling]) -> pb.Rulings:
+    """What one shard has decided for all."""
+    return pb.Rulings(
+        rulings=[
+            pb.Ruling(number=ruling.number, pushes=_keys(ruling.pushes), dropped=_keys(ruling.dropped))
+            for ruling in rulings
+        ]
+    )
+
+
+def _keys(keys: Sequence[PushKey]) -> list[pb.PushKey]:
+    return [pb.PushKey(incarnation=incarnation, sequence=sequence) for incarnation, sequence in keys]
+
+
+def rulings_from_proto(rulings: pb.Rulings) -> tuple[Ruling, ...]:
+    """What one shard has decided for all."""
+    return tuple(
+        Ruling(
+            ruling.number,
+            tuple((Incarnation(key.incarnation), key.sequence) for key in ruling.pushes),
+            tuple((Incarnation(key.incarnation), key.sequence) for key in ruling.dropped),
+        )
+        for ruling in rulings.rulings
     )
 
 

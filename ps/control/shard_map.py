@@ -118,6 +118,8 @@ def first_difference(job: ModelSignature, mine: ModelSignature) -> str:
 
 
 def _describe(param: ParamSpec) -> str:
+    if param.buffer:
+        return f"buffer {param.name!r} {list(param.shape)} {param.dtype} ({param.buffer})"
     group = f"group {param.group}" if param.group >= 0 else "no group"
     kind = "sparse, " if param.sparse else ""
     return f"{param.name!r} {list(param.shape)} {param.dtype} ({kind}{group})"

@@ -2,8 +2,8 @@
 
 A payload is one flat uint8 tensor owning its storage: the shards named in the request, whole, in that order, each
 `shard.nbytes` long (a multiple of 64), or empty. Of a gradient that travels as rows it holds those rows only
-(`ps.sharding.layout`). `from_wire` accepts exactly what `to_wire` makes and raises
-`WireError` for all else, before anything touches state.
+(`ps.sharding.layout`); optimizer state has a form of its own (`ps.optim.state`). `from_wire` accepts exactly what
+`to_wire` makes and raises `WireError` for all else, before anything touches state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Status(IntEnum):
     """What became of one shard of a request."""
 
     OK = 1
-    """HELLO, INIT, LOAD, PULL, PUSH: done; the payload holds the shard's weights where the request asked for them."""
+    """Done; the payload holds the shard's weights where the request asked for them."""
     DUPLICATE = 2
     """PUSH: that sequence number was applied before; answered like OK."""
     UNCHANGED = 3
@@ -83,6 +83,25 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadState:
+    """Ask for the optimizer's state of one shard; the payload of the reply is laid out as `ps.optim.state` says."""
+
+    caller: Caller
+    shards: tuple[tuple[ShardId, int], ...]
+    """One."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteState:
+    """Replace the optimizer's state of one shard. Before initial weights count it goes with those of this caller, which
+    must have come before it; afterwards it is allowed when `Load` is."""
+
+    caller: Caller
+    shards: tuple[tuple[ShardId, int], ...]
+    """One."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
     """Ask for weights newer than `base`."""
 
@@ -120,7 +139,7 @@ class Push:
     """True: no payload; asks what became of a push that was answered PENDING."""
 
 
-Request: TypeAlias = "Hello | Init | Load | Pull | Push"
+Request: TypeAlias = "Hello | Init | Load | ReadState | WriteState | Pull | Push"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +183,18 @@ MAX_TEXT = 1000
 
 _STATUSES = {int(status): status for status in Status}
 
-_HELLO, _INIT, _PULL, _PUSH, _REPLY, _LOAD = range(1, 7)
+_HELLO, _INIT, _PULL, _PUSH, _REPLY, _LOAD, _READ_STATE, _WRITE_STATE = range(1, 9)
 
-_BY_EPOCH: dict[int, type[Hello] | type[Init] | type[Load]] = {_HELLO: Hello, _INIT: Init, _LOAD: Load}
+_BY_EPOCH: dict[int, type[Hello] | type[Init] | type[Load] | type[ReadState] | type[WriteState]] = {
+    _HELLO: Hello,
+    _INIT: Init,
+    _LOAD: Load,
+    _READ_STATE: ReadState,
+    _WRITE_STATE: WriteState,
+}
 """Records of nothing but shards with their epochs."""
+
+_KINDS = {record: kind for kind, record in _BY_EPOCH.items()}
 
 
 def to_wire(request: Request, secret: bytes | None = None) -> Wire:
@@ -180,8 +207,7 @@ def to_wire(request: Request, secret: bytes | None = None) -> Wire:
     if isinstance(request, Pull):
         bases = tuple([(shard, epoch, base and tuple(base)) for shard, epoch, base in request.shards])
         return (*head, _PULL, bases)
-    kind = _HELLO if isinstance(request, Hello) else _INIT if isinstance(request, Init) else _LOAD
-    return (*head, kind, request.shards)
+    return (*head, _KINDS[type(request)], request.shards)
 
 
 def from_wire(wire: object) -> Request:

@@ -18,6 +18,7 @@ from ps.consistency.policy import Verdict as Admission
 from ps.rpc.wire import Init, Load, Push, ShardPush, Status
 from ps.server.slots import MOST_INITIAL, MessageLayout, Slot, Work
 from ps.store.aggregate import Contribution
+from ps.store.buffers import BufferShard
 from ps.store.ordering import Verdict
 from ps.store.pool import Snapshot, SnapshotPool
 from ps.types import Incarnation, Version
@@ -92,6 +93,8 @@ class Applier:
                 self._close(slot, closed, outcome)
             for key in due.dropped:
                 slot.shard.dropped += 1
+                for push in slot.rounds.drop(key):
+                    _read(push, outcome)
                 _answered(slot, key, outcome)
             for key in due.answers:
                 _answered(slot, key, outcome)
@@ -169,6 +172,9 @@ class Applier:
     ) -> None:
         shard = slot.shard
         try:
+            if isinstance(shard, BufferShard):
+                shard.merge(work.incarnation, region, part.present, part.base, request.samples)
+                return
             hyper = request.groups[shard.spec.group]
             shard.apply(work.incarnation, region, part.present, hyper, staleness, part.rows)
         except Exception as error:

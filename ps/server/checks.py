@@ -14,6 +14,7 @@ from ps.optim.spec import ServedOptimizer, check_hyper
 from ps.rpc.wire import Push, ShardPush
 from ps.server.slots import MessageLayout, Slot, Work
 from ps.sharding.spec import NO_GROUP, ModelSignature, Shard
+from ps.store.buffers import BufferShard
 from ps.store.dense import split_rows
 from ps.types import DENSE, Hyper
 
@@ -75,9 +76,9 @@ def _check_ids(request: Push, layout: MessageLayout, regions: Sequence[Tensor | 
 def _check_part(request: Push, part: ShardPush, slot: Slot) -> str:
     spec = slot.shard.spec
     count = len(spec.pieces)
-    if spec.group == NO_GROUP:
+    if spec.group == NO_GROUP and not spec.merged:
         return "no optimizer group holds it, so nothing can be pushed to it"
-    if not 0 <= spec.group < len(request.groups):
+    if not spec.merged and not 0 <= spec.group < len(request.groups):
         return f"it is in group {spec.group}, the push has hyper-parameters of {len(request.groups)} groups"
     if len(part.present) != (count + 7) >> 3 or part.present[-1] >> ((count - 1) & 7) + 1:
         return f"the bitmap of {len(part.present)} bytes doesn't fit {count} pieces"
@@ -104,15 +105,15 @@ def check_load(layout: MessageLayout, workers: int) -> str:
     shards = [slot.shard for slot in layout.slots if slot is not None]
     if not all(shard.initialised for shard in shards):
         return "there are no initial weights yet that could be replaced"
-    pushes = max((shard.pushes for shard in shards), default=0)
+    pushes = max((shard.merges if isinstance(shard, BufferShard) else shard.pushes for shard in shards), default=0)
     if workers > 1 and pushes:
         return (
             f"load() with {workers} workers in a job that has made {pushes} pushes would change the weights under the "
             "others; load before the first step, or with one worker"
         )
-    if workers > 1 and any(shard.spec.group == NO_GROUP for shard in shards):
+    if workers > 1 and any(shard.spec.group == NO_GROUP and not shard.spec.merged for shard in shards):
         return (
-            f"load() changes parameters that no optimizer group holds, and {workers} workers have them already: they "
+            f"load() changes parameters or buffers that nobody pushes, and {workers} workers have them already: they "
             "are transferred once. Load them with one worker, before the others join"
         )
     return ""
@@ -130,11 +131,14 @@ def check_finite(work: Work, signature: ModelSignature) -> str:
         if slot is None or region is None or not any(part.present):
             continue
         spec = slot.shard.spec
+        if spec.buffer not in ("", "average"):
+            continue  # of these a value spoils nothing but itself
         grads = split_rows(spec, region, part.rows)[1] if spec.row_elems else region.view(slot.shard.dtype)
         if not all_finite(grads) and (index := _first_not_finite(grads, part, slot)) is not None:
             name = signature.params[index].name
+            what = "buffer" if spec.buffer else "the gradient of"
             return (
-                f"the gradient of {name} in push {request.sequence} of incarnation {work.incarnation} holds inf or "
+                f"{what} {name} in push {request.sequence} of incarnation {work.incarnation} holds inf or "
                 "NaN; none of this message was applied"
             )
     return ""

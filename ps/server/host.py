@@ -7,7 +7,6 @@ one each. No two of them are ever held together, and none while an answer is giv
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,20 +14,22 @@ from torch import Tensor
 
 from ps.clock import Clock, MonotonicClock
 from ps.consistency.asp import Asp
-from ps.consistency.policy import Policy, Seat
-from ps.control.api import Admitted, ServerProgress, ShardMap, ShardProgress
+from ps.consistency.policy import Policy, Ruling
+from ps.control.api import Admitted, ServerProgress, ShardMap
 from ps.optim.apply import warm_up
 from ps.optim.spec import ServedOptimizer, served
 from ps.rpc.transport import Answer
 from ps.rpc.wire import Hello, Init, Load, Pull, Push, ReadState, Reply, Request, Status, WriteState
 from ps.secrets import matches
-from ps.server import states
+from ps.server import states, telling
 from ps.server.answers import Accepted, Answers, no_payload, standing
 from ps.server.apply import Applier, Coded, Outcome, publish
 from ps.server.checks import check_finite, check_groups, check_load, check_payload, check_push
 from ps.server.slots import Layouts, MessageLayout, Slot, Work, shard_ids
 from ps.server.threads import ApplyThreads, Ticker
 from ps.sharding.partition import make_plan
+from ps.sharding.spec import NO_GROUP
+from ps.store.buffers import BufferShard
 from ps.store.dense import DenseShard
 from ps.store.pool import SnapshotPool
 from ps.types import Hyper, Incarnation, Role, ShardId
@@ -70,15 +71,20 @@ class Host:
         apply_threads: int = 0,
         snapshots: int = 3,
         queue_bytes: int = 1 << 30,
+        on_rulings: Callable[[tuple[Ruling, ...]], None] | None = None,
     ) -> None:
         """`exact`: kernels on which splitting a tensor changes no bit, and sums in a fixed order. `policy`: makes the
-        consistency choice of each shard.
+        consistency choice of each shard. `on_rulings` hears what a shard here decides for those of all servers; it is
+        called on the threads that apply pushes, without locks, and must be quick.
 
         With `apply_threads` = 0 work is done on the thread that submits it, there is no ticker (each request looks
         after deadlines), and reply buffers are not bounded by `snapshots`: for use within one process.
         """
         self._exact = exact
         self._policy = policy
+        self._on_rulings = on_rulings
+        self._decider: Slot | None = None
+        """The shard that decides for all others, where one has to and it is here."""
         self._admitted: dict[Incarnation, Admitted] = {}
         """Replaced as a whole, so that it may be read without a lock; `_installed` likewise."""
         self._installed: _Installed | None = None
@@ -91,7 +97,7 @@ class Host:
         self._applier = Applier(lambda incarnation: incarnation in self._admitted)
         warm_up()
         self._threads = ApplyThreads(apply_threads, self._run)
-        self._ticker = Ticker(self._clock, self._tick) if apply_threads else None
+        self._ticker = Ticker(self._clock, self.tick) if apply_threads else None
 
     # ---- the coordinator's news ----
 
@@ -104,7 +110,7 @@ class Host:
         before = self._admitted
         self._admitted = {member.incarnation: member for member in admitted}
         gone = sorted(before.keys() - self._admitted.keys())
-        seats = self._seats()
+        seats = telling.seats(admitted)
         outcome = Outcome()
         for slot in self._slots().values():
             with slot.lock:
@@ -116,20 +122,36 @@ class Host:
             self._answers.evict(frozenset(gone))
             log.info("incarnations no longer admitted: %s", ", ".join(map(str, gone)))
         self._tell(outcome)
+        self._pass_on()
         if self._answers.lacks_buffers:
             self._wake()
 
+    def install_rulings(self, rulings: Sequence[Ruling]) -> None:
+        """Follow what a shard of another server has decided. Rounds that waited for it are applied meanwhile."""
+        outcome = Outcome()
+        for slot in self._slots().values():
+            if slot is not self._decider:
+                with slot.lock:
+                    slot.policy.follow(rulings)
+                    self._applier.settle(slot, outcome)
+        self._tell(outcome)
+        if self._answers.lacks_buffers:
+            self._wake()
+
+    def _pass_on(self) -> None:
+        """Let all other shards follow what the one that decides has decided."""
+        if self._decider is None:
+            return
+        with self._decider.lock:
+            rulings = self._decider.policy.rulings()
+        if rulings:
+            self.install_rulings(rulings)
+            if self._on_rulings is not None:
+                self._on_rulings(rulings)
+
     def entries(self) -> tuple[int, ...]:
         """At which clocks a newcomer counts here for the time being: the lowest and the highest of all shards."""
-        entries = [entry for slot in self._slots().values() if (entry := slot.policy.pace().entry) is not None]
-        return (min(entries), max(entries)) if entries else ()
-
-    def _seats(self) -> list[Seat]:
-        return [
-            Seat(member.incarnation, member.part, member.clock)
-            for member in self._admitted.values()
-            if member.role is Role.WORKER
-        ]
+        return telling.entries(self._slots().values())
 
     def install_map(self, shard_map: ShardMap, me: Incarnation) -> None:
         """Hold what the map gives to `me`, with the initial weights of whom it names; an older map is ignored.
@@ -148,12 +170,18 @@ class Host:
             slot = self._slots().get(holder.shard)
             if slot is None:
                 spec = plan.shards[holder.shard]
-                weights = DenseShard(spec, holder.epoch, optimizer, exact=self._exact)
-                slot = Slot(holder.epoch, weights, self._policy(), self._exact)
-                slot.policy.set_live(self._seats())
+                kind, policy = (BufferShard, Asp) if spec.buffer else (DenseShard, self._policy)
+                weights = kind(spec, holder.epoch, optimizer, exact=self._exact)
+                chosen = policy()
+                slot = Slot(holder.epoch, weights, chosen, self._exact or chosen.keeps_all)
+                slot.policy.set_live(telling.seats(self._admitted.values()))
             slots[holder.shard] = slot
             with slot.lock:
                 slot.renew(holder.epoch, shard_map.initialised_by)
+        decides = slots.get(next((shard.id for shard in plan.shards if shard.group != NO_GROUP), ShardId(-1)))
+        if decides is not None and decides.policy.keeps_all:
+            decides.policy.appoint()
+            self._decider = decides
         self._installed = _Installed(shard_map, optimizer, slots, Layouts(plan, slots))
         for shard, slot in (old.slots if old is not None else {}).items():
             if shard not in slots:
@@ -254,11 +282,11 @@ class Host:
         self, request: Init | Load | ReadState | WriteState, payload: Tensor, layout: MessageLayout, answer: Answer
     ) -> Reply | None:
         if isinstance(request, ReadState | WriteState):
-            reason = states.check(request, layout, len(self._seats()))
+            reason = states.check(request, layout, len(telling.seats(self._admitted.values())))
         else:
             reason = check_payload(payload, layout)
         if not reason and isinstance(request, Load):
-            reason = check_load(layout, len(self._seats()))
+            reason = check_load(layout, len(telling.seats(self._admitted.values())))
         if reason:
             return Reply(refused=reason)
         return self._take_in(Work(request, payload, layout), answer)
@@ -334,6 +362,7 @@ class Host:
         if coded is not None:
             publish(self._pool, coded)
         self._tell(outcome, work, coded)
+        self._pass_on()
 
     def _tell(self, outcome: Outcome, work: Work | None = None, coded: Coded | None = None) -> None:
         """Answer what an outcome decides. `work` is the one that was gone through for the first time."""
@@ -354,8 +383,8 @@ class Host:
         if self._ticker is not None:
             self._ticker.wake()
 
-    def _tick(self) -> float:
-        """Answer what is due; seconds until there may be more."""
+    def tick(self) -> float:
+        """Answer what is due; seconds until there may be more. With threads of its own the host does so by itself."""
         deadline = self._answers.tick()
         if self._answers.lacks_buffers:
             return _BUFFER_POLL_S
@@ -365,34 +394,7 @@ class Host:
 
     def progress(self) -> ServerProgress:
         """Counters for the heartbeat. Waits for no more than one push to one shard at a time."""
-        totals = self._answers.totals()
-        staleness: Counter[int] = Counter()
-        shards: list[ShardProgress] = []
-        dropped = shrunk = spread = 0
-        for shard, slot in self._slots().items():
-            with slot.lock:
-                staleness.update(slot.shard.staleness)
-                version, pushes = slot.shard.version, slot.shard.pushes
-                dropped, shrunk = max(dropped, slot.shard.dropped), max(shrunk, slot.shard.shrunk)
-                spread = max(spread, slot.policy.pace().spread)
-            shards.append(
-                ShardProgress(
-                    shard=shard,
-                    epoch=version.epoch,
-                    version=version.counter,
-                    pushes=pushes,
-                    pulls=totals.pulls[shard],
-                )
-            )
-        return ServerProgress(
-            shards=tuple(shards),
-            bytes_pushed=totals.bytes_pushed,
-            bytes_pulled=totals.bytes_pulled,
-            staleness=dict(staleness),
-            dropped=dropped,
-            shrunk=shrunk,
-            spread=spread,
-        )
+        return telling.progress(self._slots(), self._answers.totals())
 
     def close(self) -> None:
         """Refuse what comes, finish what is queued, refuse what still waits, end the threads. Idempotent, bounded."""

@@ -1,9 +1,10 @@
 """From a model's signature to its plan: big tensors are split, small ones packed.
 
-Parameters of one group and one dtype form a *stream*: laid end to end, each starting at a multiple of `ALIGN_BYTES`.
-The streams, end to end, are cut at equal distances, again at multiples of `ALIGN_BYTES`, and at their own ends; with
-`whole_tensors` only between tensors. A sparse parameter is a stream of its own, cut between rows. The distance is
-chosen so that `loads` are level for 1 to 8 servers. Pure, deterministic, 64-bit safe.
+Parameters of one group and one dtype form a *stream*: laid end to end, each starting at a multiple of `ALIGN_BYTES`;
+so do buffers of one policy and one dtype. The streams, end to end, are cut at equal distances, again at multiples of
+`ALIGN_BYTES`, and at their own ends; with `whole_tensors` only between tensors. A sparse parameter is a stream of its
+own, cut between rows. The distance is chosen so that `loads` are level for 1 to 8 servers. Pure, deterministic, 64-bit
+safe.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from itertools import accumulate, pairwise
 
 from ps.errors import ConfigError, UnsupportedError
 from ps.sharding.layout import align_up
-from ps.sharding.spec import DTYPE_BYTES, NO_GROUP, ModelSignature, ParamSpec, Piece, Shard, ShardingPlan
+from ps.sharding.spec import (
+    BUFFER_DTYPE_BYTES,
+    DTYPE_BYTES,
+    LOCAL,
+    MERGED,
+    NO_GROUP,
+    ModelSignature,
+    ParamSpec,
+    Piece,
+    Shard,
+    ShardingPlan,
+)
 from ps.types import ShardId
 
 LARGEST_SHARD_BYTES = 8 << 20
@@ -51,10 +63,11 @@ _Cut = tuple["_Stream", int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """Parameters of one group and one dtype, end to end, or one sparse parameter."""
+    """Parameters of one group, or buffers of one policy, of one dtype, end to end; or one sparse parameter."""
 
     group: int
     dtype: str
+    buffer: str
     params: tuple[int, ...]
     starts: tuple[int, ...]
     """Byte offset of each parameter in the stream; multiples of `ALIGN_BYTES`."""
@@ -101,17 +114,21 @@ def imbalance(sizes: Sequence[int], servers: int) -> float:
 
 def _streams(signature: ModelSignature) -> tuple[_Stream, ...]:
     """Streams in order of their first parameter."""
-    members: dict[tuple[int, str, int], list[int]] = {}
+    members: dict[tuple[int, str, str, int], list[int]] = {}
     for index, param in enumerate(signature.params):
         _check(param)
         if param.numel:
             alone = index if param.sparse else -1
-            members.setdefault((param.group, param.dtype, alone), []).append(index)
-    return tuple(_stream(signature, group, dtype, params) for (group, dtype, _), params in members.items())
+            members.setdefault((param.group, param.dtype, param.buffer, alone), []).append(index)
+    return tuple(
+        _stream(signature, group, dtype, buffer, params) for (group, dtype, buffer, _), params in members.items()
+    )
 
 
 def _check(param: ParamSpec) -> None:
-    if param.dtype not in DTYPE_BYTES:
+    if param.buffer:
+        _check_buffer(param)
+    elif param.dtype not in DTYPE_BYTES:
         raise UnsupportedError(
             f"parameter {param.name!r} has dtype {param.dtype}, which can't be served; "
             f"served are: {', '.join(DTYPE_BYTES)}"
@@ -122,8 +139,22 @@ def _check(param: ParamSpec) -> None:
         raise ConfigError(f"parameter {param.name!r} has no dimensions, so its gradient can't be sparse")
 
 
-def _stream(signature: ModelSignature, group: int, dtype: str, params: Sequence[int]) -> _Stream:
-    sizes = [signature.params[index].numel * DTYPE_BYTES[dtype] for index in params]
+def _check_buffer(buffer: ParamSpec) -> None:
+    if buffer.dtype not in BUFFER_DTYPE_BYTES:
+        raise UnsupportedError(
+            f"buffer {buffer.name!r} has dtype {buffer.dtype}, which can't be served; "
+            f"served are: {', '.join(BUFFER_DTYPE_BYTES)}"
+        )
+    if buffer.buffer not in (LOCAL, *MERGED):
+        raise ConfigError(
+            f"buffer {buffer.name!r} has policy {buffer.buffer!r}; there are {LOCAL}, {', '.join(MERGED)}"
+        )
+    if buffer.group != NO_GROUP or buffer.sparse:
+        raise ConfigError(f"buffer {buffer.name!r} is in group {buffer.group}; buffers have no gradients")
+
+
+def _stream(signature: ModelSignature, group: int, dtype: str, buffer: str, params: Sequence[int]) -> _Stream:
+    sizes = [signature.params[index].numel * BUFFER_DTYPE_BYTES[dtype] for index in params]
     starts: list[int] = []
     at = 0
     for size in sizes:
@@ -131,7 +162,7 @@ def _stream(signature: ModelSignature, group: int, dtype: str, params: Sequence[
         at += align_up(size)
     first = signature.params[params[0]]
     row_bytes = first.row_elems * DTYPE_BYTES[dtype] if first.sparse else 0
-    return _Stream(group, dtype, tuple(params), tuple(starts), tuple(sizes), at, row_bytes)
+    return _Stream(group, dtype, buffer, tuple(params), tuple(starts), tuple(sizes), at, row_bytes)
 
 
 def _choose(signature: ModelSignature, streams: Sequence[_Stream]) -> list[_Cut]:
@@ -201,7 +232,7 @@ def _whole_cuts(stream: _Stream, size: int) -> Iterator[_Cut]:
 
 def _shard(signature: ModelSignature, shard: ShardId, stream: _Stream, begin: int, end: int) -> Shard:
     """The shard over the stream's bytes [begin, end)."""
-    item = DTYPE_BYTES[stream.dtype]
+    item = BUFFER_DTYPE_BYTES[stream.dtype]
     pieces: list[Piece] = []
     for param, start, length in _overlapping(stream, begin, end):
         first, last = max(begin, start), min(end, start + length)
@@ -224,6 +255,7 @@ def _shard(signature: ModelSignature, shard: ShardId, stream: _Stream, begin: in
         pieces=tuple(pieces),
         numel=align_up(end - begin) // item,
         row_elems=stream.row_bytes // item,
+        buffer=stream.buffer,
     )
 
 
@@ -236,15 +268,18 @@ def _overlapping(stream: _Stream, begin: int, end: int) -> Iterator[tuple[int, i
 
 
 def _digest(signature: ModelSignature, size: int, shards: Sequence[Shard]) -> str:
-    """SHA-256 over a canonical JSON form, which starts with its version: 2 where parameters are sparse, else 1."""
+    """SHA-256 over a canonical JSON form, which starts with its version: 3 where there are buffers, else 2 where
+    parameters are sparse, else 1."""
     sparse = [index for index, param in enumerate(signature.params) if param.sparse]
+    buffers = [[index, param.buffer] for index, param in enumerate(signature.params) if param.buffer]
     form = [
-        2 if sparse else 1,
+        3 if buffers else 2 if sparse else 1,
         signature.optimizer,
         signature.whole_tensors,
         [[p.name, list(p.shape), p.dtype, p.group] for p in signature.params],
         size,
         [[s.dtype, s.group, s.numel, [[p.param, p.begin, p.end, p.offset] for p in s.pieces]] for s in shards],
-        *([sparse] if sparse else []),
+        *([sparse] if sparse or buffers else []),
+        *([buffers] if buffers else []),
     ]
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()

@@ -10,7 +10,7 @@ ALIGN_BYTES = 64
 """Pieces start at multiples of this in the wire layout: unaligned views change the bits of some kernels."""
 
 NO_GROUP = -1
-"""Group of parameters that no optimizer group holds: transferred once, never pushed."""
+"""Group of parameters that no optimizer group holds, and of buffers: no gradient is ever pushed to them."""
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -18,19 +18,30 @@ DTYPE_BYTES = {
 }  # fmt: skip
 """Parameter dtypes that can be sharded, by their torch name, with bytes per element."""
 
+BUFFER_DTYPE_BYTES = {**DTYPE_BYTES, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+"""Those of buffers."""
+
+LOCAL = "local"
+"""Policy of buffers that are transferred once, and then belong to each worker."""
+
+MERGED = ("average", "latest", "max")
+"""Policies of buffers whose values are pushed, and merged by the servers (`ps.store.buffers`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
-    """One parameter of the model, as `named_parameters()` gives it, wrappers stripped."""
+    """One parameter or persistent buffer of the model, by its name in the plain model's `state_dict()`."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """A key of `DTYPE_BYTES`."""
+    """A key of `DTYPE_BYTES`, of `BUFFER_DTYPE_BYTES` for buffers."""
     group: int
     """Index of the optimizer's param group, or `NO_GROUP`."""
     sparse: bool = False
     """Whether its gradients come and travel as rows: ids along the first dimension, and a row of values for each."""
+    buffer: str = ""
+    """For a buffer its policy: `LOCAL`, or one of `MERGED`. Empty for parameters."""
 
     @property
     def numel(self) -> int:
@@ -51,7 +62,7 @@ class ModelSignature:
     """All that a plan depends on, and all that the workers of one job must agree on."""
 
     params: tuple[ParamSpec, ...]
-    """In `named_parameters()` order, tied parameters once."""
+    """In `named_parameters()` order, tied parameters once; after them the buffers, in `named_buffers()` order."""
     optimizer: str
     """Class name in torch.optim, e.g. `AdamW`."""
     whole_tensors: bool = False
@@ -81,7 +92,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A contiguous range of the flat parameter space of one dtype and one group."""
+    """A contiguous range of the flat space of parameters of one dtype and group, or buffers of one dtype and policy."""
 
     id: ShardId
     dtype: str
@@ -92,11 +103,18 @@ class Shard:
     """Elements of the flat tensor, padding included; its bytes are a multiple of `ALIGN_BYTES`."""
     row_elems: int = 0
     """Elements of a row, in shards whose gradients travel as rows: they hold one piece of whole rows. 0 = dense."""
+    buffer: str = ""
+    """Policy of the buffers that it holds; empty if it holds parameters."""
+
+    @property
+    def merged(self) -> bool:
+        """Whether it holds buffers whose values are pushed."""
+        return self.buffer in MERGED
 
     @property
     def nbytes(self) -> int:
         """Bytes of the flat tensor, which is also what the shard takes in a message."""
-        return self.numel * DTYPE_BYTES[self.dtype]
+        return self.numel * BUFFER_DTYPE_BYTES[self.dtype]
 
     @property
     def rows(self) -> range:

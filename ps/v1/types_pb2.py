@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11ps/v1/types.proto\x12\x05ps.v1\"V\n\tParamSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\x11\x12\x0e\n\x06sparse\x18\x05 \x01(\x08\"\\\n\x0eModelSignature\x12 \n\x06params\x18\x01 \x03(\x0b\x32\x10.ps.v1.ParamSpec\x12\x11\n\toptimizer\x18\x02 \x01(\t\x12\x15\n\rwhole_tensors\x18\x03 \x01(\x08\"@\n\nServerPeer\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\";\n\x06Holder\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\"\xb4\x01\n\x08ShardMap\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12(\n\tsignature\x18\x02 \x01(\x0b\x32\x15.ps.v1.ModelSignature\x12\x13\n\x0bshard_bytes\x18\x03 \x01(\x04\x12\x1e\n\x07holders\x18\x04 \x03(\x0b\x32\r.ps.v1.Holder\x12\"\n\x07servers\x18\x05 \x03(\x0b\x32\x11.ps.v1.ServerPeer\x12\x16\n\x0einitialised_by\x18\x06 \x01(\r\"\xae\x01\n\x0bJobSettings\x12\x13\n\x0b\x63onsistency\x18\x01 \x01(\t\x12\r\n\x05\x65xact\x18\x02 \x01(\x08\x12\x13\n\x0bshard_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12\x1a\n\x12lost_coordinator_s\x18\x06 \x01(\x01\x12\x12\n\ntransports\x18\x07 \x03(\t\x12\x10\n\x08\x63hannels\x18\x08 \x03(\t*g\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROLE_COORDINATOR\x10\x01\x12\x0f\n\x0bROLE_SERVER\x10\x02\x12\x0f\n\x0bROLE_WORKER\x10\x03\x12\x11\n\rROLE_OBSERVER\x10\x04*\xa5\x01\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMBER_STATE_JOINING\x10\x01\x12\x15\n\x11MEMBER_STATE_LIVE\x10\x02\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x03\x12\x15\n\x11MEMBER_STATE_LEFT\x10\x04\x12\x15\n\x11MEMBER_STATE_DEAD\x10\x05*\x9c\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_WAITING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x16\n\x12JOB_STATE_FINISHED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x19\n\x15JOB_STATE_INTERRUPTED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11ps/v1/types.proto\x12\x05ps.v1\"f\n\tParamSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\x11\x12\x0e\n\x06sparse\x18\x05 \x01(\x08\x12\x0e\n\x06\x62uffer\x18\x06 \x01(\t\"\\\n\x0eModelSignature\x12 \n\x06params\x18\x01 \x03(\x0b\x32\x10.ps.v1.ParamSpec\x12\x11\n\toptimizer\x18\x02 \x01(\t\x12\x15\n\rwhole_tensors\x18\x03 \x01(\x08\"@\n\nServerPeer\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\";\n\x06Holder\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\"\xb4\x01\n\x08ShardMap\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12(\n\tsignature\x18\x02 \x01(\x0b\x32\x15.ps.v1.ModelSignature\x12\x13\n\x0bshard_bytes\x18\x03 \x01(\x04\x12\x1e\n\x07holders\x18\x04 \x03(\x0b\x32\r.ps.v1.Holder\x12\"\n\x07servers\x18\x05 \x03(\x0b\x32\x11.ps.v1.ServerPeer\x12\x16\n\x0einitialised_by\x18\x06 \x01(\r\"\xae\x01\n\x0bJobSettings\x12\x13\n\x0b\x63onsistency\x18\x01 \x01(\t\x12\r\n\x05\x65xact\x18\x02 \x01(\x08\x12\x13\n\x0bshard_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12\x1a\n\x12lost_coordinator_s\x18\x06 \x01(\x01\x12\x12\n\ntransports\x18\x07 \x03(\t\x12\x10\n\x08\x63hannels\x18\x08 \x03(\t*g\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROLE_COORDINATOR\x10\x01\x12\x0f\n\x0bROLE_SERVER\x10\x02\x12\x0f\n\x0bROLE_WORKER\x10\x03\x12\x11\n\rROLE_OBSERVER\x10\x04*\xa5\x01\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMBER_STATE_JOINING\x10\x01\x12\x15\n\x11MEMBER_STATE_LIVE\x10\x02\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x03\x12\x15\n\x11MEMBER_STATE_LEFT\x10\x04\x12\x15\n\x11MEMBER_STATE_DEAD\x10\x05*\x9c\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_WAITING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x16\n\x12JOB_STATE_FINISHED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x19\n\x15JOB_STATE_INTERRUPTED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ps.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=697
-  _globals['_ROLE']._serialized_end=800
-  _globals['_MEMBERSTATE']._serialized_start=803
-  _globals['_MEMBERSTATE']._serialized_end=968
-  _globals['_JOBSTATE']._serialized_start=971
-  _globals['_JOBSTATE']._serialized_end=1127
+  _globals['_ROLE']._serialized_start=713
+  _globals['_ROLE']._serialized_end=816
+  _globals['_MEMBERSTATE']._serialized_start=819
+  _globals['_MEMBERSTATE']._serialized_end=984
+  _globals['_JOBSTATE']._serialized_start=987
+  _globals['_JOBSTATE']._serialized_end=1143
   _globals['_PARAMSPEC']._serialized_start=28
-  _globals['_PARAMSPEC']._serialized_end=114
-  _globals['_MODELSIGNATURE']._serialized_start=116
-  _globals['_MODELSIGNATURE']._serialized_end=208
-  _globals['_SERVERPEER']._serialized_start=210
-  _globals['_SERVERPEER']._serialized_end=274
-  _globals['_HOLDER']._serialized_start=276
-  _globals['_HOLDER']._serialized_end=335
-  _globals['_SHARDMAP']._serialized_start=338
-  _globals['_SHARDMAP']._serialized_end=518
-  _globals['_JOBSETTINGS']._serialized_start=521
-  _globals['_JOBSETTINGS']._serialized_end=695
+  _globals['_PARAMSPEC']._serialized_end=130
+  _globals['_MODELSIGNATURE']._serialized_start=132
+  _globals['_MODELSIGNATURE']._serialized_end=224
+  _globals['_SERVERPEER']._serialized_start=226
+  _globals['_SERVERPEER']._serialized_end=290
+  _globals['_HOLDER']._serialized_start=292
+  _globals['_HOLDER']._serialized_end=351
+  _globals['_SHARDMAP']._serialized_start=354
+  _globals['_SHARDMAP']._serialized_end=534
+  _globals['_JOBSETTINGS']._serialized_start=537
+  _globals['_JOBSETTINGS']._serialized_end=711
 # @@protoc_insertion_point(module_scope)

@@ -51,18 +51,20 @@ JOB_STATE_FAILED: JobState
 JOB_STATE_INTERRUPTED: JobState
 
 class ParamSpec(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "group", "sparse")
+    __slots__ = ("name", "shape", "dtype", "group", "sparse", "buffer")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     group: int
     sparse: bool
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., group: _Optional[int] = ..., sparse: _Optional[bool] = ...) -> None: ...
+    buffer: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., group: _Optional[int] = ..., sparse: _Optional[bool] = ..., buffer: _Optional[str] = ...) -> None: ...
 
 class ModelSignature(_message.Message):
     __slots__ = ("params", "optimizer", "whole_tensors")

@@ -53,11 +53,14 @@ def sgd(model: nn.Module) -> Optimizer:
     return SGD(model.parameters(), lr=0.1)
 
 
-def with_state(model: nn.Module) -> Optimizer:
+def with_state(model: nn.Module, **extra: object) -> Optimizer:
+    """After a step, with more in its state of each parameter."""
     optimizer = Adam(model.parameters())
     for param in model.parameters():
         param.grad = torch.ones_like(param)
     optimizer.step()
+    for state in optimizer.state.values():
+        state.update(extra)
     return optimizer
 
 
@@ -96,7 +99,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Optimize
                       "FromScratch can't be run on the servers"),
     "LBFGS": (lambda: nn.Linear(2, 2), lambda m: torch.optim.LBFGS(m.parameters()), UnsupportedError, "LBFGS"),
     "replaced step": (lambda: nn.Linear(2, 2), replaced_step, UnsupportedError, "was replaced on the object"),
-    "state": (lambda: nn.Linear(2, 2), with_state, UnsupportedError, "has state already"),
+    "foreign state": (lambda: nn.Linear(2, 2), lambda m: with_state(m, trust=1.0), UnsupportedError,
+                      "the optimizer's state of 'weight' holds 'trust', which torch.optim.Adam doesn't have"),
+    "half a state": (lambda: nn.Linear(2, 2), lambda m: with_state(m, exp_avg_sq=None), ModelError,
+                     "the optimizer's state of 'weight' lacks 'exp_avg_sq'"),
+    "state of another shape": (lambda: nn.Linear(2, 2), lambda m: with_state(m, exp_avg=torch.zeros(3)), ModelError,
+                               "has 'exp_avg' of shape [3], expected [2, 2]; is it of another model?"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(2)), sgd, ModelError, "'0.weight' has no shape yet"),
     "meta": (lambda: nn.Linear(2, 2, device="meta"), sgd, ModelError, "'weight' is on the meta device"),
     "max_norm": (lambda: nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)), sgd, UnsupportedError,
@@ -207,6 +215,14 @@ def test_subclasses_without_own_step_and_fresh_adagrad_are_served() -> None:
     model = nn.Linear(2, 2)
     assert describe(model, MyAdamW(model.parameters())).signature.optimizer == "AdamW"
     assert describe(model, Adagrad(model.parameters())).signature.optimizer == "Adagrad"
+
+
+def test_state_of_an_optimizer_that_has_made_steps_is_kept_by_parameter() -> None:
+    """It goes to the servers if this worker's weights do; a fresh Adagrad's has nothing to say."""
+    model = nn.Linear(2, 2)
+    state = describe(model, with_state(model)).state
+    assert [float(kept["step"]) for kept in state.values()] == [1.0, 1.0]  # type: ignore[arg-type]
+    assert not describe(model, Adagrad(model.parameters())).state
 
 
 def test_schedulers_made_before_do_not_count_as_a_replaced_step() -> None:
