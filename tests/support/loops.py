@@ -67,6 +67,18 @@ def micro_batches(model: nn.Module, optimizer: Optimizer, attach: Attach) -> Non
             optimizer.zero_grad(set_to_none=step % 3 == 1)
 
 
+def scaled_micro_batches(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
+    """`attach(accumulate=3)` under a GradScaler, which leaves out every fifth micro-batch for an inf in it."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=6)
+    attach(model, optimizer, accumulate=3)
+    for step, (x, y) in enumerate(batches(COUNT)):
+        loss = loss_of(model, x, y)
+        backward(scaler.scale(loss * float("inf") if step % 5 == 1 else loss))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
 def nonfinite(policy: str) -> Callable[[nn.Module, Optimizer, Attach], None]:
     """An inf or NaN gradient in every fourth step, left to `on_nonfinite`."""
 

@@ -328,6 +328,7 @@ CASES: dict[str, Case] = {
     "sparse_adam": Case(partial(Words, head=False), by_name("SparseAdam", lr=0.01), rows),
     "warm_up_chain_and_plateau": Case(Mlp, sgd_full, loops.warm_up_chain),
     "accumulate_5": Case(Mlp, adamw, loops.micro_batches),
+    "accumulate_3_scaled": Case(Mlp, adam, loops.scaled_micro_batches),
     "nonfinite_skip": Case(Mlp, adamw, loops.nonfinite("skip")),
     "nonfinite_zero": Case(Mlp, sgd_full, loops.nonfinite("zero")),
     "no_backward_and_continue": Case(Mlp, adamw, loops.no_backward),
