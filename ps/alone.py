@@ -37,7 +37,7 @@ from ps.sharding.spec import ModelSignature
 from ps.types import Incarnation, LeaveReason, Role
 
 if TYPE_CHECKING:
-    from ps.consistency.policy import Policy
+    from ps.consistency.policy import Policy, Ruling
     from ps.server.host import Host
 
 T = TypeVar("T")
@@ -129,6 +129,11 @@ class LocalJob:
             while len(self.hosts) < self._servers:
                 self._start_server()
 
+    def look_after(self) -> None:
+        """Let the hosts, which have no threads, answer what has waited too long."""
+        for host in list(self.hosts.values()):
+            host.tick()
+
     def release(self) -> None:
         """One member less; with the last one the hosts stop."""
         with self._changed:
@@ -141,7 +146,12 @@ class LocalJob:
         from ps.server.host import Host  # not before a model is attached: join() is to be fast
 
         policy = self._policy or choice(self.settings.consistency).make
-        return Host(exact=self.settings.exact, policy=policy, clock=self.clock)
+        return Host(exact=self.settings.exact, policy=policy, clock=self.clock, on_rulings=self._pass_on)
+
+    def _pass_on(self, rulings: tuple[Ruling, ...]) -> None:
+        """What a shard of one host has decided goes to all; that host has heard of it."""
+        for host in list(self.hosts.values()):
+            host.install_rulings(rulings)
 
     def _start_server(self) -> None:
         joined = self.event(lambda s, now: s.join(now, role=Role.SERVER, name="", host="", pid=0, secret=new_secret()))
@@ -295,7 +305,8 @@ class LocalMember:
     def open_transport(self, joined: Joined) -> Transport:
         """The line to the job's hosts, which start with the first call."""
         self._job.start_servers()
-        return LocalTransport(self._job.hosts, joined.incarnation, clock=self._job.clock)
+        job = self._job
+        return LocalTransport(job.hosts, joined.incarnation, clock=job.clock, idle=job.look_after)
 
     def close(self) -> None:
         """Give the line up; the job's hosts stop with the last one. Idempotent."""

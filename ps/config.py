@@ -15,19 +15,20 @@ from pathlib import Path
 from ps.errors import ConfigError
 from ps.types import Address
 
-CONSISTENCIES = ("asp", "ssp:S", "bsp")
-"""Consistency choices that are built; S is a number of clocks."""
+CONSISTENCIES = ("asp", "ssp:S", "bsp", "bsp:backup=B")
+"""Consistency choices that are built; S is a number of clocks, B of workers."""
 
-_CONSISTENCY = re.compile(r"(asp|bsp)|(ssp):([0-9]{1,6})")
+_CONSISTENCY = re.compile(r"(asp|bsp)|(ssp):([0-9]{1,6})|(bsp):backup=([0-9]{1,6})")
 
 
 def parse_consistency(text: str) -> tuple[str, int]:
-    """Kind and number of a consistency choice: `("ssp", 3)`. Raises `ConfigError` for one that isn't built."""
+    """Kind and number of a consistency choice: `("ssp", 3)`, `("bsp", 1)`. Raises `ConfigError` for others."""
     found = _CONSISTENCY.fullmatch(text)
     if found is None:
         hint = "; S is how many steps a worker may be ahead, e.g. ssp:3" if text.startswith("ssp") else ""
         raise ConfigError(f"--consistency {text!r} is not available; choose one of: {', '.join(CONSISTENCIES)}{hint}")
-    return (found[1], 0) if found[1] else (found[2], int(found[3]))
+    kind, number = next((found[at], found[at + 1]) for at in (1, 2, 4) if found[at])
+    return kind, 0 if kind == found[1] else int(number)
 
 
 def environment() -> Mapping[str, str]:

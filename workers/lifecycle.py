@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from ps.consistency.policy import Ruling
 from ps.control.api import Admitted, ShardMap, WorkerProgress
 from ps.errors import CoordinatorLost, Fenced, ForkedProcess, JobFailed, PsError
 from ps.types import JobState, LeaveReason
@@ -106,6 +107,9 @@ class Lifecycle:
     def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> tuple[int, ...]:
         """Not for workers."""
         return ()
+
+    def on_rulings(self, rulings: tuple[Ruling, ...]) -> None:
+        """Not for workers."""
 
     def on_shard_map(self, shard_map: ShardMap) -> None:
         """Nothing to do at once: the newest map is asked of `Control.shard_map` when a server says MOVED."""

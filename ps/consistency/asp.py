@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ps.consistency.policy import NOTHING, Decision, Due, Pace, PushEvent, Seat, Verdict
+from ps.consistency.policy import NOTHING, Alone, Decision, Due, Pace, PushEvent, Seat, Verdict
 from ps.types import Incarnation
 
 _ALWAYS = Decision(Verdict.ADMIT, "asp admits every push")
 _PACE = Pace()
 
 
-class Asp:
+class Asp(Alone):
     """No bound on staleness. Stateless."""
 
     def set_live(self, seats: Sequence[Seat]) -> None:

@@ -13,11 +13,11 @@ import math
 from collections.abc import Sequence
 
 from ps.consistency.clocks import Clocks
-from ps.consistency.policy import NOTHING, Closed, Decision, Due, Pace, PushEvent, PushKey, Seat, Verdict
+from ps.consistency.policy import NOTHING, Alone, Closed, Decision, Due, Pace, PushEvent, PushKey, Seat, Verdict
 from ps.types import Incarnation
 
 
-class Bsp:
+class Bsp(Alone):
     """See the module. Not thread-safe: the shard's lock guards it. Memory: a few numbers per live worker."""
 
     def __init__(self) -> None:

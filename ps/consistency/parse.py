@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ps.config import parse_consistency
 from ps.consistency.asp import Asp
+from ps.consistency.backup import Backup
 from ps.consistency.bsp import Bsp
 from ps.consistency.policy import Policy
 from ps.consistency.ssp import Ssp
@@ -28,7 +29,7 @@ def choice(name: str) -> Choice:
     if kind == "ssp":
         return Choice(lambda: Ssp(number), _first_ssp)
     if kind == "bsp":
-        return Choice(Bsp, _first_bsp)
+        return Choice(lambda: Backup(number)) if number else Choice(Bsp, _first_bsp)
     return Choice(Asp)
 
 

@@ -90,6 +90,18 @@ NOTHING = Due()
 
 
 @dataclass(frozen=True, slots=True)
+class Ruling:
+    """What one shard has decided for all shards."""
+
+    number: int
+    """From 0, without gaps."""
+    pushes: tuple[PushKey, ...] = ()
+    """A round: apply the mean of these."""
+    dropped: tuple[PushKey, ...] = ()
+    """In no round."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """How far the workers of one shard are."""
 
@@ -101,6 +113,21 @@ class Pace:
 
 class Policy(Protocol):
     """One consistency choice on one shard. Not thread-safe: called with the shard's lock held, so it must be quick."""
+
+    keeps_all: bool
+    """Rounds may leave out pushes that have come, so that sums can't be made as they come."""
+
+    def appoint(self) -> None:
+        """This shard decides for all shards of the job, where one has to."""
+        ...
+
+    def rulings(self) -> tuple[Ruling, ...]:
+        """What it has decided since the last call."""
+        ...
+
+    def follow(self, rulings: Sequence[Ruling]) -> None:
+        """What the other shard has decided. Follow with `due`."""
+        ...
 
     def set_live(self, seats: Sequence[Seat]) -> None:
         """Exactly these workers may push from now on. Follow with `due`."""
@@ -124,3 +151,19 @@ class Policy(Protocol):
     def pace(self) -> Pace:
         """How far workers are."""
         ...
+
+
+class Alone:
+    """Base of choices that each shard makes by itself."""
+
+    keeps_all = False
+
+    def appoint(self) -> None:
+        """See `Policy.appoint`: nobody decides for others."""
+
+    def rulings(self) -> tuple[Ruling, ...]:
+        """See `Policy.rulings`: there are none."""
+        return ()
+
+    def follow(self, rulings: Sequence[Ruling]) -> None:
+        """See `Policy.follow`: there are none."""

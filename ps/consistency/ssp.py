@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ps.consistency.clocks import Clocks
-from ps.consistency.policy import NOTHING, Decision, Due, Pace, PushEvent, Seat, Verdict
+from ps.consistency.policy import NOTHING, Alone, Decision, Due, Pace, PushEvent, Seat, Verdict
 from ps.types import Incarnation
 
 
-class Ssp:
+class Ssp(Alone):
     """See the module. Not thread-safe: the shard's lock guards it. Memory: a few numbers per live worker."""
 
     def __init__(self, bound: int) -> None:

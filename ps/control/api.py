@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from ps.consistency.policy import Ruling
 from ps.sharding.spec import ModelSignature
 from ps.types import Incarnation, JobState, LeaveReason, Part, Role, ShardId
 
@@ -215,6 +216,10 @@ class SessionListener(Protocol):
         Returns the lowest and the highest clock at which an ENTERING worker counts on this server's shards; empty when
         clocks don't matter. The acknowledgement takes them along.
         """
+        ...
+
+    def on_rulings(self, rulings: tuple[Ruling, ...]) -> None:
+        """Servers only: what a shard elsewhere has decided for all; in any order, and perhaps again."""
         ...
 
     def on_shard_map(self, shard_map: ShardMap) -> None:

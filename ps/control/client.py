@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ps import secrets
 from ps.clock import Clock, MonotonicClock
+from ps.consistency.policy import Ruling
 from ps.control import convert
 from ps.control.api import (
     DataRange,
@@ -96,6 +97,11 @@ class GrpcControl:
         """See `Control.take_part`."""
         request = pb.TakePartRequest(part=part)
         self._call("TakePart", request, pb.TakePartReply, what="take part", bound_s=timeout_s)
+
+    def send_rulings(self, rulings: tuple[Ruling, ...]) -> None:
+        """Tell all servers what a shard of this one has decided for them. Thread-safe, doesn't block."""
+        if self._session is not None:
+            self._session.send_rulings(rulings)
 
     def propose_model(self, signature: ModelSignature, *, wait_s: float = 2.0) -> Proposal:
         """See `Control.propose_model`."""

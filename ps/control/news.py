@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ps.consistency.policy import Ruling
 from ps.control.api import Admitted, ShardMap
 from ps.control.tables import Tables
 from ps.types import Incarnation, JobState, Role
@@ -14,6 +15,7 @@ class Seen:
     """What a session has told its member so far."""
 
     membership: int = 0
+    rulings: int = 0
     map_epoch: int = 0
     job: int = 0
 
@@ -32,6 +34,7 @@ class News:
     """What a session has to tell its member, in the order of the fields; None = nothing new."""
 
     membership: tuple[int, tuple[Admitted, ...]] | None = None
+    rulings: tuple[Ruling, ...] = ()
     shard_map: ShardMap | None = None
     job: JobNews | None = None
     fenced: str | None = None
@@ -53,9 +56,11 @@ def news(tables: Tables, incarnation: Incarnation, seen: Seen) -> News:
     if seen.job < job_version:
         record = tables.job.record
         job = JobNews(state=record.state, reason=record.reason, released=record.released)
+    rulings = tables.rulings.since(seen.rulings) if member.role is Role.SERVER else ()
     return News(
         membership=membership,
+        rulings=rulings,
         shard_map=tables.model.shard_map if seen.map_epoch < epoch else None,
         job=job,
-        seen=Seen(membership=version, map_epoch=epoch, job=job_version),
+        seen=Seen(membership=version, rulings=tables.rulings.end, map_epoch=epoch, job=job_version),
     )

@@ -254,6 +254,11 @@ class _Session:
                             entries=tuple(ack.entries),
                         )
                     )
+                elif up.HasField("rulings"):
+                    rulings = convert.rulings_from_proto(up.rulings)
+                    await self._engine.do(
+                        lambda now, rulings=rulings: state.rule(now, self._caller, rulings)  # type: ignore[misc]
+                    )
                 else:
                     progress = convert.heartbeat_from_proto(up.heartbeat)
                     await self._engine.do(
@@ -287,6 +292,8 @@ def _messages(news: News, generation: int) -> list[pb.SessionDown]:
     if news.membership is not None:
         membership = convert.membership_to_proto(*news.membership)
         messages.append(pb.SessionDown(generation=generation, membership=membership))
+    if news.rulings:
+        messages.append(pb.SessionDown(generation=generation, rulings=convert.rulings_to_proto(news.rulings)))
     if news.shard_map is not None:
         messages.append(pb.SessionDown(generation=generation, shard_map=convert.shard_map_to_proto(news.shard_map)))
     if news.job is not None:

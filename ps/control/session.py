@@ -14,10 +14,12 @@ from typing import NamedTuple
 import grpc
 
 from ps.clock import Deadline
+from ps.consistency.policy import Ruling
 from ps.control import convert
 from ps.control.api import Admitted, Joined, SessionListener, ShardMap
 from ps.control.failures import RETRYABLE, error_of
 from ps.control.line import Backoff, Line, Metadata
+from ps.control.rulings import Rulings
 from ps.errors import CoordinatorLost, Fenced, PsError
 from ps.types import JobState
 from ps.v1 import coordinator_pb2 as pb
@@ -71,6 +73,8 @@ class Session:
         self._heard_at = self._clock.now()
         # Written by the session thread, read by the heartbeat thread; the newest values are all that counts.
         self._installed = self._told = _Installed()
+        self._rulings = Rulings()
+        self._rulings_lock = threading.Lock()  # guards _rulings
         self._stream = _Stream()
         self._thread = threading.Thread(target=self._run, name="ps-session", daemon=True)
         self.shard_map: ShardMap | None = None
@@ -101,6 +105,12 @@ class Session:
             if self._echoes < goal:
                 self._clock.wait(self._echo, deadline.remaining_s(self._clock))
         return self._echoes >= goal
+
+    def send_rulings(self, rulings: tuple[Ruling, ...]) -> None:
+        """Send these soon; thread-safe."""
+        with self._rulings_lock:
+            self._rulings.add(rulings)
+        self._stream.poke.set()
 
     def retire(self) -> None:
         """The member is about to leave: the end of the stream is no news any more."""
@@ -177,6 +187,9 @@ class Session:
                 version = down.membership.version
                 admitted = convert.admitted_from_proto(down.membership)
                 self._tell(lambda: self._install_members(version, admitted))
+            case "rulings":
+                rulings = convert.rulings_from_proto(down.rulings)
+                self._tell(lambda: self._listener.on_rulings(rulings))
             case "shard_map":
                 shard_map = convert.shard_map_from_proto(down.shard_map)
                 self.shard_map = shard_map
@@ -239,12 +252,17 @@ class Session:
         stream.feeder = threading.current_thread()
         stream.feeder.name = "ps-heartbeat"
         next_beat = self._clock.now()
+        sent = 0
         while not stream.over.is_set():
             stream.poke.clear()
             if self._installed != self._told:
                 self._told = told = self._installed
                 ack = pb.Ack(membership_version=told.membership, map_epoch=told.map_epoch, entries=told.entries)
                 yield pb.SessionUp(ack=ack)
+            with self._rulings_lock:
+                rulings, sent = self._rulings.since(sent), self._rulings.end
+            if rulings:
+                yield pb.SessionUp(rulings=convert.rulings_to_proto(rulings))
             if self._beat.is_set() or self._clock.now() >= next_beat:
                 self._beat.clear()
                 next_beat = self._clock.now() + self._settings.heartbeat_s

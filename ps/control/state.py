@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from ps.consistency.policy import Ruling
 from ps.control.api import (
     DataRange,
     Joined,
@@ -120,6 +121,14 @@ class CoordinatorState(Tables):
         member.seen_membership = max(member.seen_membership, min(membership, self.members.version))
         member.seen_map = max(member.seen_map, min(map_epoch, self.model.epoch))
         self._settle(now, Topic.MEMBERS, Topic.MODEL)
+
+    def rule(self, now: float, incarnation: Incarnation, rulings: tuple[Ruling, ...]) -> None:
+        """A server's shard has decided something for all shards."""
+        member = self._member(now, incarnation)
+        if member.role is not Role.SERVER:
+            raise Refused(f"{member} is no server and decides nothing")
+        if self.rulings.add(rulings):
+            self._settle(now, Topic.MEMBERS)
 
     def ready(self, now: float, incarnation: Incarnation, address: str) -> None:
         """A member's RPC agent runs; servers give its address. Then wait for `known`."""

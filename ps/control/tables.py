@@ -11,6 +11,7 @@ from ps.control.job import Job, Workers
 from ps.control.membership import Member, Members, NameTaken
 from ps.control.progress import Rates
 from ps.control.records import DoneRecord, Options, Record, Replay, Topic
+from ps.control.rulings import Rulings
 from ps.control.shard_map import ModelTable
 from ps.errors import JobFailed, Refused
 from ps.types import Incarnation, JobState, MemberState, Part, Role
@@ -38,6 +39,7 @@ class Tables:
         self.data = DataShards(self._on_done)
         self.numbers = dict(replay.numbers)
         self.rates = Rates()
+        self.rulings = Rulings()
         self._choice = choice(options.settings.consistency)
         self._leases: dict[Incarnation, tuple[int, Lease]] = {}
         """Last range given to each worker and the request it answered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -28,11 +28,18 @@ class LocalTransport:
     """
 
     def __init__(
-        self, hosts: Mapping[Incarnation, ShardHost], incarnation: Incarnation, *, clock: Clock | None = None
+        self,
+        hosts: Mapping[Incarnation, ShardHost],
+        incarnation: Incarnation,
+        *,
+        clock: Clock | None = None,
+        idle: Callable[[], object] | None = None,
     ) -> None:
+        """`idle` is called by whoever has waited in vain for an answer."""
         self.incarnation = incarnation
         self._hosts = hosts
         self._clock = clock or MonotonicClock()
+        self._idle = idle
         self._peers: dict[Incarnation, tuple[ShardHost, bytes]] = {}
         self._open: weakref.WeakSet[LocalTicket] = weakref.WeakSet()
         self._closed = False
@@ -64,7 +71,7 @@ class LocalTransport:
         """See `Transport.submit`. The host may have answered when this returns."""
         self._guard.check()
         checked = payloads.empty() if payload is None else payloads.check(payload, any_device=True)
-        ticket = LocalTicket(server, self._guard, self._clock, timeout_s)
+        ticket = LocalTicket(server, self._guard, self._clock, timeout_s, self._idle)
         with self._lock:
             self._check_open(server)
             peer = self._peers.get(server)

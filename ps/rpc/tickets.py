@@ -81,9 +81,18 @@ class FutureTicket:
 class LocalTicket:
     """A request in flight within one process. Its `answer` is what the host calls. Thread-safe."""
 
-    __slots__ = ("__weakref__", "_answer", "_clock", "_done", "_expires", "_guard", "_server")
+    __slots__ = ("__weakref__", "_answer", "_clock", "_done", "_expires", "_guard", "_idle", "_server")
 
-    def __init__(self, server: Incarnation, guard: ForkGuard, clock: Clock, timeout_s: float) -> None:
+    def __init__(
+        self,
+        server: Incarnation,
+        guard: ForkGuard,
+        clock: Clock,
+        timeout_s: float,
+        idle: Callable[[], object] | None = None,
+    ) -> None:
+        """`idle` is called when a wait was in vain: hosts without threads of their own look after deadlines then."""
+        self._idle = idle
         self._server = server
         self._guard = guard
         self._clock = clock
@@ -118,7 +127,9 @@ class LocalTicket:
         """See `Ticket.result`."""
         self._guard.check()
         left_s = min(deadline.remaining_s(self._clock), self._expires.remaining_s(self._clock))
-        if not self._clock.wait(self._done, left_s):
+        if not self._clock.wait(self._done, left_s) and self._idle is not None:
+            self._idle()
+        if not self._done.is_set():
             raise CallTimeout(f"server {self._server}: no answer within the deadline; whether it has acted is unknown")
         answer = self._answer
         if isinstance(answer, PsError):

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -13,6 +14,7 @@ from ps import logs, net
 from ps.clock import Clock, Deadline, MonotonicClock
 from ps.config import ServerConfig
 from ps.consistency.parse import choice
+from ps.consistency.policy import Ruling
 from ps.control.api import Admitted, Joined, ServerProgress, ShardMap
 from ps.control.client import GrpcControl
 from ps.errors import CoordinatorLost, PsError
@@ -55,6 +57,10 @@ class _Member:
         """See `SessionListener`."""
         self._host.install_members(admitted)
         return self._host.entries()
+
+    def on_rulings(self, rulings: tuple[Ruling, ...]) -> None:
+        """See `SessionListener`."""
+        self._host.install_rulings(rulings)
 
     def on_shard_map(self, shard_map: ShardMap) -> None:
         """See `SessionListener`."""
@@ -118,7 +124,7 @@ def run_server(config: ServerConfig) -> int:
     try:
         joined = control.join(role=Role.SERVER, name=config.member.name, timeout_s=config.member.join_timeout_s)
         logs.identify(f"{joined.name}#{joined.incarnation}")
-        host = make_host(config, joined)
+        host = make_host(config, joined, control.send_rulings)
         member = _Member(host, joined.incarnation)
         signal.signal(signal.SIGTERM, member.on_signal)
         signal.signal(signal.SIGINT, member.on_signal)
@@ -134,9 +140,12 @@ def run_server(config: ServerConfig) -> int:
     return member.end.code
 
 
-def make_host(config: ServerConfig, joined: Joined) -> Host:
+def make_host(
+    config: ServerConfig, joined: Joined, on_rulings: Callable[[tuple[Ruling, ...]], None] | None = None
+) -> Host:
     """The owner of this server's shards."""
     return Host(
+        on_rulings=on_rulings,
         policy=choice(joined.settings.consistency).make,
         exact=joined.settings.exact,
         apply_threads=config.apply_threads,

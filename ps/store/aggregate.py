@@ -96,14 +96,17 @@ class Aggregate:
     def close(self, round_number: int, keys: Sequence[Key]) -> tuple[Mean, list[Contribution]]:
         """End a round with exactly these pushes; returns their mean, and those whose gradients had still been kept.
 
-        Other pushes of the round are forgotten; that is possible in order only.
+        Other pushes stay for a later call; that is possible in order only.
         """
         entry = self._open.pop(round_number)
+        rest = [push for push in entry.pushes if push.key not in keys]
+        if rest:
+            self._open[round_number] = _Open(rest)
         pushes = sorted((push for push in entry.pushes if push.key in keys), key=lambda push: push.key)
-        assert len(pushes) == len(keys) and (self._ordered or len(pushes) == len(entry.pushes)), (keys, entry)
+        assert len(pushes) == len(keys) and (self._ordered or not rest), (keys, entry)
         kept = [entry.sum.first] if entry.sum.first is not None else []
         if self._ordered:
-            kept = [push for push in entry.pushes if push.gradient is not None]
+            kept = [push for push in pushes if push.gradient is not None]
             for push in pushes:
                 if push.gradient is not None:
                     self._absorb(entry.sum, push)
@@ -114,6 +117,16 @@ class Aggregate:
             staleness=tuple(push.staleness for push in pushes),
         )
         return mean, kept
+
+    def drop(self, key: Key) -> list[Contribution]:
+        """Forget one push, in order only; returns it if its gradient had been kept."""
+        assert self._ordered
+        for entry in self._open.values():
+            for push in entry.pushes:
+                if push.key == key:
+                    entry.pushes.remove(push)
+                    return [push] if push.gradient is not None else []
+        return []
 
     def clear(self) -> None:
         """Forget everything."""

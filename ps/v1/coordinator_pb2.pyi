@@ -63,12 +63,14 @@ class TakePartReply(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionUp(_message.Message):
-    __slots__ = ("heartbeat", "ack")
+    __slots__ = ("heartbeat", "ack", "rulings")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
+    RULINGS_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     ack: Ack
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+    rulings: Rulings
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rulings: _Optional[_Union[Rulings, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("worker", "server")
@@ -136,20 +138,46 @@ class Ack(_message.Message):
     def __init__(self, membership_version: _Optional[int] = ..., map_epoch: _Optional[int] = ..., entries: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionDown(_message.Message):
-    __slots__ = ("generation", "membership", "shard_map", "job", "drain", "fenced")
+    __slots__ = ("generation", "membership", "shard_map", "job", "drain", "fenced", "rulings")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
+    RULINGS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     membership: Membership
     shard_map: _types_pb2.ShardMap
     job: JobUpdate
     drain: Drain
     fenced: Fenced
-    def __init__(self, generation: _Optional[int] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., shard_map: _Optional[_Union[_types_pb2.ShardMap, _Mapping]] = ..., job: _Optional[_Union[JobUpdate, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ...) -> None: ...
+    rulings: Rulings
+    def __init__(self, generation: _Optional[int] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., shard_map: _Optional[_Union[_types_pb2.ShardMap, _Mapping]] = ..., job: _Optional[_Union[JobUpdate, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., rulings: _Optional[_Union[Rulings, _Mapping]] = ...) -> None: ...
+
+class Rulings(_message.Message):
+    __slots__ = ("rulings",)
+    RULINGS_FIELD_NUMBER: _ClassVar[int]
+    rulings: _containers.RepeatedCompositeFieldContainer[Ruling]
+    def __init__(self, rulings: _Optional[_Iterable[_Union[Ruling, _Mapping]]] = ...) -> None: ...
+
+class Ruling(_message.Message):
+    __slots__ = ("number", "pushes", "dropped")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    pushes: _containers.RepeatedCompositeFieldContainer[PushKey]
+    dropped: _containers.RepeatedCompositeFieldContainer[PushKey]
+    def __init__(self, number: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[PushKey, _Mapping]]] = ..., dropped: _Optional[_Iterable[_Union[PushKey, _Mapping]]] = ...) -> None: ...
+
+class PushKey(_message.Message):
+    __slots__ = ("incarnation", "sequence")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    sequence: int
+    def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Membership(_message.Message):
     __slots__ = ("version", "admitted")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ps.config import CoordinatorConfig
+from ps.consistency.policy import Ruling
 from ps.control.api import Admitted, Joined, ServerProgress, ShardMap, WorkerProgress
 from ps.control.client import GrpcControl
 from ps.control.server import Coordinator
@@ -182,6 +183,9 @@ class Heard:
     def on_membership(self, version: int, admitted: tuple[Admitted, ...]) -> tuple[int, ...]:
         self._note(admitted=admitted)
         return ()
+
+    def on_rulings(self, rulings: tuple[Ruling, ...]) -> None:
+        """See `SessionListener.on_rulings`."""
 
     def on_shard_map(self, shard_map: ShardMap) -> None:
         self._note(map=shard_map)
