@@ -124,8 +124,11 @@ def check_finite(work: Work, signature: ModelSignature) -> str:
 
     A safety net, since workers look before they send: 0.1 ms per 8 MB. Call where time may be spent.
     """
-    request = work.request
-    if not isinstance(request, Push):
+    request, payload = work.request, work.payload
+    if not isinstance(request, Push) or payload is None:
+        return ""
+    everything = work.layout.elements(payload)
+    if everything is not None and all_finite(everything):  # nearly always; else look who is at fault, if anybody
         return ""
     for part, slot, region in zip(request.shards, work.layout.slots, work.regions(), strict=True):
         if slot is None or region is None or not any(part.present):

@@ -107,6 +107,8 @@ class MessageLayout:
     nbytes: int
     specs: tuple[Shard, ...] = ()
     """Index as in `ids`; empty while the map is not known."""
+    dtype: torch.dtype | None = None
+    """Of all elements of a payload; None if shards differ, or bring rows."""
 
     def push_sizes(self, request: Push) -> tuple[int, ...]:
         """Bytes of each shard in the payload of a push: those whose gradients are rows take what their rows take."""
@@ -134,6 +136,10 @@ class MessageLayout:
         if payload.data_ptr() % _VIEW_ALIGN:
             payload = payload.clone()
         return payload.split_with_sizes(list(self.sizes_bytes if sizes_bytes is None else sizes_bytes))
+
+    def elements(self, payload: Tensor) -> Tensor | None:
+        """The whole of a payload as one flat tensor, where that can be."""
+        return None if self.dtype is None or payload.data_ptr() % _VIEW_ALIGN else payload.view(self.dtype)
 
 
 PushKey = tuple[Incarnation, int, tuple[int, ...]]
@@ -220,8 +226,17 @@ class Layouts:
             return f"the request names shard {max(ids)}; the plan has {count}"
         specs = tuple(self._plan.shards[shard] for shard in ids)
         sizes = tuple(spec.nbytes for spec in specs)
-        layout = MessageLayout(ids, tuple(self._slots.get(shard) for shard in ids), sizes, sum(sizes), specs)
+        slots = tuple(self._slots.get(shard) for shard in ids)
+        layout = MessageLayout(ids, slots, sizes, sum(sizes), specs, _common_dtype(specs))
         if len(self._known) >= _MOST_LAYOUTS:
             self._known.clear()
         self._known[ids] = layout
         return layout
+
+
+def _common_dtype(specs: Sequence[Shard]) -> torch.dtype | None:
+    names = {spec.dtype for spec in specs}
+    if len(names) > 1 or any(spec.row_elems for spec in specs):
+        return None
+    dtype: torch.dtype = getattr(torch, names.pop())
+    return dtype
