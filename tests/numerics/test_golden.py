@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ps.alone import LocalJob, settings
 from ps.sharding.spec import ShardingPlan
-from tests.support.oracle import CASES, STEPS, run, weights
+from tests.numerics.cases import CASES, run
+from tests.support.oracle import STEPS, weights
 from workers import Worker
 from workers.config import WorkerConfig
 from workers.signature import named_params
@@ -26,6 +27,8 @@ FEW_ULP = {
     torch.bfloat16: 1e-2,
     torch.complex64: 1e-6,
     torch.complex128: 1e-14,
+    torch.int64: 0.0,
+    torch.bool: 0.0,
 }
 """Bounds, relative and absolute, for kernels whose vector tails round differently."""
 

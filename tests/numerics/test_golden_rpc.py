@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.numerics.cases import run
 from tests.support import golden
 from tests.support.cluster import ROOT, Local
-from tests.support.oracle import run, weights
+from tests.support.oracle import weights
 from tests.support.zygote import Zygote, train
 
 OPTIMIZERS = ("sgd", "sgd_momentum_decay", "adam", "adamw", "adagrad", "rmsprop")

@@ -15,10 +15,11 @@ from torch.optim import SGD, Adam, Optimizer
 
 from ps.alone import LocalJob, settings
 from ps.errors import ConfigError, NonFiniteGradient, Refused
+from tests.numerics.cases import run
 from tests.support.lanes import FlatLane
 from tests.support.loops import Averaged
 from tests.support.models import Mlp, batches
-from tests.support.oracle import loss_of, run, weights
+from tests.support.oracle import loss_of, weights
 from tests.support.schedulers import MAKERS
 from workers import Worker, WorkerDrained, permutation
 from workers.config import WorkerConfig

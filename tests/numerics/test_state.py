@@ -13,8 +13,9 @@ from torch.autograd import backward
 from torch.optim import Optimizer
 
 from ps.alone import LocalJob, settings
+from tests.numerics.cases import CASES, Case
 from tests.support.models import batches
-from tests.support.oracle import CASES, Case, loss_of, weights
+from tests.support.oracle import loss_of, weights
 from workers import Worker
 from workers.config import WorkerConfig
 

@@ -111,7 +111,8 @@ def _worker(job: dict[str, Any]) -> int:
     import torch
 
     from ps.types import Address
-    from tests.support.oracle import run, weights
+    from tests.numerics.cases import run
+    from tests.support.oracle import weights
     from workers import Worker
     from workers.cluster import Cluster
     from workers.config import WorkerConfig
@@ -159,7 +160,7 @@ def main() -> None:
     import ps.control.server
     import ps.optim.apply
     import ps.server.process
-    import tests.support.oracle
+    import tests.numerics.cases
     import workers.cluster
     import workers.worker
 
