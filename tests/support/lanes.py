@@ -16,6 +16,7 @@ class FlatLane(HostLane):
     def __init__(self) -> None:
         self.moved: list[int] = []
         self.brought = 0
+        self.scattered = 0
 
     def gather(self, pairs: Pairs, moves: Pairs) -> None:
         """See `Lane`."""
@@ -26,3 +27,8 @@ class FlatLane(HostLane):
         """See `Lane`."""
         self.brought += 1
         return payload.clone()
+
+    def scatter(self, pairs: Pairs) -> None:
+        """See `Lane`."""
+        super().scatter(pairs)
+        self.scattered += len(pairs)
