@@ -140,6 +140,15 @@ CASES: dict[str, Case] = {
     "compiled_before": Case(nets.compiled, adamw),
     "compiled_after": Case(Mlp, adamw, loops.compiled_after),
     "data_parallel": Case(nets.parallel, adamw),
+    "batchnorm": Case(nets.Normed, adamw, loops.normed()),
+    "batchnorm_latest_every_3": Case(nets.Normed, sgd_full, loops.normed(buffers="latest", buffers_every=3)),
+    "batchnorm_local_and_average": Case(nets.Normed, adam, loops.normed(buffers={"second": "local"}, buffers_every=7)),
+    "batchnorm_accumulate": Case(nets.Normed, adam, loops.normed(accumulate=2)),
+    "state_read_back": Case(Mlp, adamw, loops.reads_state),
+    "attached_midway_amsgrad": Case(Mlp, by_name("Adam", lr=0.01, amsgrad=True), loops.attached_midway),
+    "attached_midway_nadam_unused": Case(Moody, by_name("NAdam", lr=0.01), loops.attached_midway),
+    "attached_midway_rmsprop": Case(Mlp, rmsprop, loops.attached_midway),
+    "attached_midway_adafactor": Case(Mlp, by_name("Adafactor", lr=0.05), loops.attached_midway, splits=False),
     "functional_call": Case(Mlp, adam, loops.functional),
 }
 """By name, so that a script in another process can run one."""

@@ -275,3 +275,43 @@ def forgiving(optimizer: Optimizer, policy: str) -> None:
             step()
 
     optimizer.step = careful  # type: ignore[method-assign,assignment]
+
+
+def normed(
+    *, accumulate: int = 1, buffers: str | dict[str, str] | None = None, buffers_every: int = 1
+) -> Callable[[nn.Module, Optimizer, Attach], None]:
+    """A model with buffers; every fifth loss depends on what it makes of the batch in evaluation mode."""
+
+    def loop(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
+        attach(model, optimizer, accumulate=accumulate, buffers=buffers, buffers_every=buffers_every)
+        for step, (x, y) in enumerate(batches(COUNT)):
+            optimizer.zero_grad()
+            seen = model.eval()(x).detach() if step % 5 == 4 else 0.0
+            backward(mse_loss(model.train()(x), y + seen))
+            optimizer.step()
+
+    return loop
+
+
+def reads_state(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
+    """`optimizer.state_dict()` after every third step; what is in it scales the next loss."""
+    attach(model, optimizer)
+    scale: float | Tensor = 1.0
+    for step, (x, y) in enumerate(batches(COUNT)):
+        optimizer.zero_grad()
+        backward(loss_of(model, x, y) * scale)
+        optimizer.step()
+        if step % 3 == 0:
+            state = optimizer.state_dict()["state"]
+            assert list(state) == list(range(len(list(model.parameters()))))
+            scale = 1.0 + sum(kept["exp_avg"].norm() + kept["step"] for kept in state.values()) / 50
+
+
+def attached_midway(model: nn.Module, optimizer: Optimizer, attach: Attach) -> None:
+    """A few steps before attach: the servers go on with the optimizer's state."""
+    for step, (x, y) in enumerate(batches(COUNT)):
+        if step == COUNT // 3:
+            attach(model, optimizer)
+        optimizer.zero_grad()
+        backward(loss_of(model, x, y))
+        optimizer.step()

@@ -29,6 +29,37 @@ class Branching(nn.Module):
         return cast(Tensor, self.leave(hidden))
 
 
+class Normed(nn.Module):
+    """Buffers of all kinds: running statistics, also of a layer that is frozen, counters, constants, an average of its
+    own that is replaced in forward, and one that is not persistent and changes its shape."""
+
+    mean: Tensor
+    mask: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(7, 40, bias=False), nn.BatchNorm1d(40), nn.ReLU())
+        self.second = nn.Sequential(nn.Linear(40, 9, bias=False), nn.BatchNorm1d(9, momentum=None, affine=False))
+        self.frozen = nn.BatchNorm1d(9).requires_grad_(False)
+        self.out = nn.Linear(9, 3)
+        self.register_buffer("mean", torch.zeros(9, dtype=torch.float64))
+        self.register_buffer("mask", torch.arange(9) % 4 != 0)
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("last", torch.empty(0), persistent=False)
+        self.register_buffer("nothing", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each layer once."""
+        self.frozen.eval()
+        hidden = self.frozen(self.second(self.first(x))) * self.mask
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0).double()
+            self.seen += len(x)
+            self.last = hidden.detach()[: int(self.seen) % 5]
+        return cast(Tensor, self.out(torch.tanh(hidden - self.mean.float())))
+
+
 class Parametrized(nn.Module):
     """Weights that are computed from other parameters: three parametrizations and an old-style pre-hook."""
 

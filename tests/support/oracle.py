@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -24,7 +24,14 @@ class Attach(Protocol):
     """`worker.attach`, or `plain`."""
 
     def __call__(
-        self, model: nn.Module, optimizer: Optimizer, *, accumulate: int = 1, on_nonfinite: str = "raise"
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        accumulate: int = 1,
+        on_nonfinite: str = "raise",
+        buffers: str | Mapping[str, str] | None = None,
+        buffers_every: int = 1,
     ) -> Optimizer:
         """Convert the optimizer in place."""
         ...
@@ -34,8 +41,17 @@ Loop = Callable[[nn.Module, Optimizer, Attach], None]
 """Attaches and trains."""
 
 
-def plain(model: nn.Module, optimizer: Optimizer, *, accumulate: int = 1, on_nonfinite: str = "raise") -> Optimizer:
+def plain(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    accumulate: int = 1,
+    on_nonfinite: str = "raise",
+    buffers: str | Mapping[str, str] | None = None,
+    buffers_every: int = 1,
+) -> Optimizer:
     """The oracle: nothing is attached. 16-bit parameters get float32 masters, from which they are cast at each step."""
+    del buffers, buffers_every  # of one process they are what they are
     groups = optimizer.param_groups
     masters = {
         param: param.detach().float() for group in groups for param in group["params"] if param.dtype in HALF_DTYPES
@@ -180,5 +196,6 @@ def rows_in_micro_batches(model: nn.Module, optimizer: Optimizer, attach: Attach
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters by name, as copies."""
-    return {name: param.detach().clone() for name, param in model.named_parameters()}
+    """The model's parameters and buffers by name, as copies."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach().clone() for name, tensor in tensors}
