@@ -3,8 +3,8 @@
 Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter server", in the variant with
 read-my-writes. A worker at clock c has pushed c updates. Its push is applied at once, whoever else lags behind, and is
 answered only when  c − min(clocks) ≤ S.  So on every shard the weights with which a worker begins step c hold all
-updates of all workers that take part up to their clock c − S, all of its own, and some newer ones. With S = 0 workers
-go in step, but each update is applied by itself, unlike in bsp.
+updates of all workers that take part up to their clock c − S, all of its own, and some newer ones; while a newcomer is
+in its first step, one fewer of its. With S = 0 workers go in step, but each update is applied by itself, unlike in bsp.
 """
 
 from __future__ import annotations

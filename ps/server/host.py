@@ -366,8 +366,10 @@ class Host:
 
     def _tell(self, outcome: Outcome, work: Work | None = None, coded: Coded | None = None) -> None:
         """Answer what an outcome decides. `work` is the one that was gone through for the first time."""
-        for read, shards in outcome.read.items():
-            self._answers.read(read, shards + (read is work))
+        if work is not None:
+            outcome.read[work] += 1
+        for other, shards in outcome.read.items():
+            self._answers.read(other, shards)
         for other, shards in outcome.decided.items():
             if other is not work:
                 self._answers.decided(other, shards)
