@@ -15,6 +15,7 @@
     │   ├── Fenced             this incarnation was evicted; only a new one may go on
     │   └── WireError          a message that can't be right: format, type, size, id
     ├── CoordinatorLost        no coordinator within the stated bound
+    ├── GroupLost              another process of this worker's process group is gone
     ├── JobFailed              the coordinator announced that the job has failed
     └── ForkedProcess          used in a forked child, where RPC can't work
 
@@ -82,6 +83,10 @@ class WireError(Refused):
 
 class CoordinatorLost(PsError):
     """The coordinator could not be reached within the stated bound."""
+
+
+class GroupLost(PsError):
+    """A process of this worker's process group is gone; the group can't go on without it."""
 
 
 class JobFailed(PsError):

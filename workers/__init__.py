@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workers.data import Epoch as Epoch
     from workers.data import permutation as permutation
+    from workers.joining import join as join
     from workers.lifecycle import WorkerDrained as WorkerDrained
     from workers.lifecycle import WorkerStopped as WorkerStopped
     from workers.worker import Worker as Worker
-    from workers.worker import join as join
 
 __all__ = ["Epoch", "Worker", "WorkerDrained", "WorkerStopped", "join", "permutation"]
 
@@ -23,7 +23,7 @@ _HOME = {
     "Worker": "workers.worker",
     "WorkerDrained": "workers.lifecycle",
     "WorkerStopped": "workers.lifecycle",
-    "join": "workers.worker",
+    "join": "workers.joining",
     "permutation": "workers.data",
 }
 

@@ -48,6 +48,10 @@ class Attachment:
     batches: MicroBatches
     transport: Transport
 
+    def close(self) -> None:
+        """End the line to the servers. Idempotent; bounded."""
+        self.transport.close()
+
     def push(self, samples: int) -> None:
         """Push the gradients with the current hyper-parameters, and take the new weights."""
         self.client.push_pull(hyper_groups(self.optimizer, self.description.served), samples, self.batches.take())
@@ -135,8 +139,7 @@ def attach(
     buffers_every: int = 1,
 ) -> Attachment:
     """See `Worker.attach`. On an error the transport is closed again and the optimizer is as it was."""
-    if isinstance(optimizer, RemoteStep):
-        raise UnsupportedError("this optimizer is attached to a worker already; attach a newly built one")
+    check_unattached(optimizer)
     if isinstance(buffers_every, bool) or not isinstance(buffers_every, int) or buffers_every < 1:
         raise ConfigError(f"attach(buffers_every={buffers_every!r}) must be a whole number of pushes, at least 1")
     found = describe_buffers(model, buffers)
@@ -182,6 +185,12 @@ def attach(
         names = [buffer.spec.name for buffer in found if buffer.spec.buffer == policy]
         log.info("buffers, %s: %s", policy, ", ".join(names))
     return Attachment(model, optimizer, description, client, memory, batches, transport)
+
+
+def check_unattached(optimizer: Optimizer) -> None:
+    """Raise `UnsupportedError` for an optimizer that a worker has already."""
+    if isinstance(optimizer, RemoteStep):
+        raise UnsupportedError("this optimizer is attached to a worker already; attach a newly built one")
 
 
 def _agree(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,12 @@ class WorkerConfig:
     """IP address of this host for the data plane; empty: the one that routes to the coordinator."""
     interface: str = ""
     """Network interface for the data plane; empty: the one that has the address."""
+    launched_ranks: int = 1
+    """Processes that torchrun, or the like, has started together with this one."""
+    launched_here: int = 1
+    """Those of them that run on this host."""
+    launched_at: str = ""
+    """Host on which the first of them runs."""
     join_timeout_s: float = 60.0
     """How long to keep trying to reach the coordinator at the start."""
     start_timeout_s: float = 300.0
@@ -63,16 +70,20 @@ def load(
 ) -> WorkerConfig:
     """Settings from arguments, else from the environment.
 
-    Variables: `PS_COORDINATOR`, `PS_NAME`, `PS_ADVERTISE`, `PS_INTERFACE`, `PS_JOIN_TIMEOUT_S`. `env` stands in for
-    the environment in tests. Raises `ConfigError` naming the variable or argument.
+    Variables: `PS_COORDINATOR`, `PS_NAME`, `PS_ADVERTISE`, `PS_INTERFACE`, `PS_JOIN_TIMEOUT_S`; and those of torchrun:
+    `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`. `env` stands in for the environment in tests.
+    Raises `ConfigError` naming the variable or argument.
     """
-    env = environment() if env is None else env
+    env = {**environment(), **_torchrun()} if env is None else env
     address = coordinator if coordinator is not None else env.get("PS_COORDINATOR", "")
     return WorkerConfig(
         coordinator=_address(address) if address else None,
         name=name or env.get("PS_NAME", ""),
         advertise=advertise or env.get("PS_ADVERTISE", ""),
         interface=interface or env.get("PS_INTERFACE", ""),
+        launched_ranks=_count(env.get("WORLD_SIZE", "")) if "RANK" in env else 1,
+        launched_here=_count(env.get("LOCAL_WORLD_SIZE", "")),
+        launched_at=env.get("MASTER_ADDR", ""),
         join_timeout_s=_seconds("PS_JOIN_TIMEOUT_S", env.get("PS_JOIN_TIMEOUT_S", ""), 60.0),
     )
 
@@ -82,6 +93,16 @@ def _address(text: str) -> Address:
         return Address.parse(text)
     except ValueError as error:
         raise ConfigError(f"coordinator: {error}") from None
+
+
+def _torchrun() -> dict[str, str]:
+    keys = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    return {key: os.environ[key] for key in keys if key in os.environ}
+
+
+def _count(text: str) -> int:
+    """What another program has set, for itself; 1 where it makes no sense to us."""
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def _seconds(key: str, text: str, default: float) -> float:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Generic, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from ps.control.api import Control, DataRange, Lease, LeaseAsk, LeaseVerdict, St
 from ps.errors import PsError
 from workers.ledger import Ledger
 from workers.lifecycle import Lifecycle
+from workers.share import Share
 from workers.sources import B_co, Source
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ _LEASE_WAIT_S = 2.0
 
 _GRACE_S = 0.2
 """How long a worker without data may hold up a round of others: they may be about to acknowledge the rest."""
+
+_ALL = Share()
 
 _MOST_BATCHES = 4096
 _PACE_WEIGHT = 0.3
@@ -84,14 +88,19 @@ class Stream(Generic[B_co]):
         last: str,
         barrier: bool,
         needs_push: Callable[[], bool],
+        share: Share = _ALL,
     ) -> None:
-        """`batch_size` in positions: 1 where each stands for a shard."""
+        """`batch_size` in positions, of all ranks together: 1 where each stands for a shard.
+
+        `share` is this rank's part of a batch's samples, where they are numbered here.
+        """
         self._feed = feed
         self._spec = spec
         self._source = source
         self._batch_size = batch_size
         self._last = last
         self._barrier = barrier
+        self._share = share
         self._orders: OrderedDict[int, Tensor] = OrderedDict()
         self._pace = _Pace(feed.clock, feed.lookahead_s)
         # Leased batches in order: first those that the source has taken already, then those that it may take.
@@ -176,7 +185,8 @@ class Stream(Generic[B_co]):
         if not self._planned:
             return None
         self._taken.append(self._planned.popleft())
-        return self._ids(self._taken[-1])
+        ids = self._ids(self._taken[-1])
+        return ids[self._share.of(len(ids))]
 
     def _supply(self, epoch: int) -> bool:
         """Make sure that a leased batch is there; False at the end of the epoch. Blocks while others hold the rest."""
@@ -226,13 +236,20 @@ class Stream(Generic[B_co]):
 
     def _accept(self, lease: Lease) -> None:
         assert lease.range is not None and lease.batch_sizes
-        self.ledger.leased(lease.range)
-        begin = lease.range.begin
+        begin, batches = lease.range.begin, list[DataRange]()
         for size in lease.batch_sizes:
-            self._planned.append(
-                DataRange(stream=self._spec.stream, epoch=lease.range.epoch, begin=begin, end=begin + size)
-            )
-            begin += size
+            batch = replace(lease.range, begin=begin, end=begin + size)
+            begin = batch.end
+            if self._share.reaches(size):
+                batches.append(batch)
+            elif batches:  # too few samples for all ranks, which must have equally many batches
+                batches[-1] = replace(batches[-1], end=batch.end)
+            else:
+                log.warning("%d samples of epoch %d are left out: too few for all ranks", size, batch.epoch)
+                self.ledger.leave_out(batch)
+        self._planned.extend(batches)
+        if batches:
+            self.ledger.leased(replace(lease.range, begin=batches[0].begin, end=batches[-1].end))
 
     def _ids(self, batch: DataRange) -> Tensor:
         """Sample ids of a range of positions."""

@@ -14,6 +14,7 @@ from workers.data import Stream
 from workers.lifecycle import Lifecycle
 from workers.loader import source_of
 from workers.numbered import NumberedShards
+from workers.share import Share
 from workers.sources import (
     Data,
     Loading,
@@ -40,6 +41,7 @@ class Streams:
     lookahead_s: float
 
     def __init__(self) -> None:
+        self.share = Share()
         self._streams: list[Stream[object]] = []
         self._streams_opened = 0
 
@@ -142,6 +144,10 @@ class Streams:
         worker has to wait for it. Datasets and functions are pickled to them, except with
         `multiprocessing_context="fork"`, best used before `attach`. Tensors need none: they are indexed here.
 
+        In a process group `batch_size` is each rank's: ranges are cut by that times the ranks, and each rank gets its
+        part of each such batch, so that all of them have equally many. Parts of the last one may differ by a sample,
+        and fewer samples than ranks join the batch before or, when there is none, are left out with a warning.
+
         Raises `ConfigError`, or `UnsupportedError` for data without sample numbers, before others hear of it; `Refused`
         if it differs from other workers' data.
         """
@@ -159,16 +165,19 @@ class Streams:
         source: Source[object]
         if shards is not None:
             make_shard: MakeShard = check_shards(dataset, shards, loading)
-            length, source = shards, NumberedShards(make_shard, batch_size, last, loading)
+            length, share = shards, Share()
+            source = NumberedShards(make_shard, batch_size * self.share.ranks, last, loading, self.share)
             batch_size, last = 1, "short"  # in shards: what the coordinator hears
         else:
-            length = length_of(dataset)
-            source = source_of(cast(Data, dataset), loading, loader_seed(seed, self._streams_opened, self.name))
+            length, share, batch_size = length_of(dataset), self.share, batch_size * self.share.ranks
+            name = share.label(self.name)
+            source = source_of(cast(Data, dataset), loading, loader_seed(seed, self._streams_opened, name))
         spec = StreamSpec(stream=self._streams_opened, length=length, seed=seed, epochs=count, shuffle=shuffle)
         try:
             stream = Stream(
-                self, spec, source, batch_size=batch_size, last=last, barrier=barrier, needs_push=self._needs_push
-            )
+                self, spec, source,
+                batch_size=batch_size, last=last, barrier=barrier, needs_push=self._needs_push, share=share,
+            )  # fmt: skip
         except BaseException:
             source.close()
             raise

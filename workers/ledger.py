@@ -44,6 +44,10 @@ class Ledger:
         """A new lease."""
         _add(self._ahead, granted)
 
+    def leave_out(self, leased: DataRange) -> None:
+        """Leased samples that nobody is to have: they count as done."""
+        _add(self._covered, leased)
+
     def hand_out(self, size: int, *, samples: int | None = None, whole: bool = True) -> DataRange:
         """The next `size` positions become the current range. The one before must be consumed.
 

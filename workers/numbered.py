@@ -9,6 +9,7 @@ from typing import TypeVar
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from workers.share import Share
 from workers.sources import Loading, MakeShard, Piece
 
 S = TypeVar("S")
@@ -38,10 +39,14 @@ class NumberedShards:
 
     ahead = 0
 
-    def __init__(self, make_shard: MakeShard, batch_size: int, last: str, loading: Loading) -> None:
+    def __init__(
+        self, make_shard: MakeShard, batch_size: int, last: str, loading: Loading, share: Share | None = None
+    ) -> None:
+        """`batch_size` of all ranks together: each of them reads all of the shard, and takes its share of a batch."""
         self._make_shard = make_shard
         self._batch_size = batch_size
         self._last = last
+        self._share = share or Share()
         self._collate: Callable[[list[object]], object] = loading.collate_fn or default_collate
         self._pins = loading.pins
 
@@ -60,7 +65,9 @@ class NumberedShards:
     def _batches(self, number: int) -> Iterator[Piece[object]]:
         begins = True
         for samples, ends in cut_samples(self._make_shard(number), self._batch_size, self._last):
-            yield Piece(self._pinned(self._collate(samples)), len(samples), begins, ends)
+            mine = samples[self._share.of(len(samples))] if self._share.reaches(len(samples)) else []
+            batch = self._pinned(self._collate(mine)) if mine else None
+            yield Piece(batch, len(samples), begins, ends)
             begins = False
         if begins:
             yield Piece(None, 0)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ps.config import MemberConfig
 from ps.errors import AddressError, ConfigError, CoordinatorLost, Fenced, JobFailed, PsError
 from ps.types import LeaveReason, Role
-from workers import rundir
+from workers import registry, rundir
 
 if TYPE_CHECKING:
     from workers.worker import Worker
@@ -120,8 +120,7 @@ def _from_script(tb: TracebackType | None, script: Path) -> TracebackType | None
 
 def _joined() -> Worker | None:
     """The worker that the script has joined as and not closed yet."""
-    module = sys.modules.get("workers.worker")
-    return module.current() if module is not None else None
+    return registry.current()
 
 
 def _leave(error: BaseException | None, code: int, config: MemberConfig) -> None:

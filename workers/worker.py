@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, SupportsFloat
 
@@ -15,7 +16,8 @@ from ps.clock import Clock, MonotonicClock
 from ps.errors import ConfigError, PsError, UnsupportedError
 from ps.types import LeaveReason, Role
 from workers import registry
-from workers.attach import Attached, Attachment, attach
+from workers.attach import Attachment, attach
+from workers.attached import Attached
 from workers.backend import Backend
 from workers.config import WorkerConfig
 from workers.data import Stream
@@ -128,7 +130,8 @@ class Worker(Streams):
                 "attach() was called already: one model with one optimizer per job. Put all parameters into one module "
                 "and one optimizer with several param groups"
             )
-        self._attachment = attach(
+        make = partial(
+            attach,
             model,
             optimizer,
             joined=self._joined,
@@ -144,7 +147,13 @@ class Worker(Streams):
             buffers=buffers,
             buffers_every=buffers_every,
         )
+        self._attachment = self._attach(make, model, optimizer, accumulate)
         return optimizer
+
+    def _attach(
+        self, make: Callable[[], Attachment], model: nn.Module, optimizer: Optimizer, accumulate: int
+    ) -> Attached:
+        return make()
 
     @property
     def micro_batches(self) -> int:

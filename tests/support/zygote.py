@@ -128,7 +128,13 @@ def _worker(job: dict[str, Any]) -> int:
     return 0
 
 
-_ROLES = {"coordinator": _coordinator, "server": _server, "worker": _worker}
+def _rank(job: dict[str, Any]) -> int:
+    from tests.support.ranks import run_rank
+
+    return run_rank(job)
+
+
+_ROLES = {"coordinator": _coordinator, "server": _server, "worker": _worker, "rank": _rank}
 
 
 def _child(job: dict[str, Any]) -> None:
