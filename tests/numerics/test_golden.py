@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,32 +9,11 @@ from torch import Tensor
 from ps.alone import LocalJob, settings
 from ps.sharding.spec import ShardingPlan
 from tests.numerics.cases import CASES, run
+from tests.numerics.compare import Record, check_exact, check_fused
 from tests.support.oracle import STEPS, weights
 from workers import Worker
 from workers.config import WorkerConfig
 from workers.signature import named_params
-
-SMALL_SHARD_BYTES = 128
-"""So small that most tensors are split, over all servers."""
-
-
-FEW_ULP = {
-    torch.float32: 1e-6,
-    torch.float64: 1e-14,
-    torch.float16: 2e-3,
-    torch.bfloat16: 1e-2,
-    torch.complex64: 1e-6,
-    torch.complex128: 1e-14,
-    torch.int64: 0.0,
-    torch.bool: 0.0,
-}
-"""Bounds, relative and absolute, for kernels whose vector tails round differently."""
-
-
-@cache
-def expected(name: str) -> dict[str, Tensor]:
-    """What plain PyTorch makes of the case."""
-    return weights(run(name))
 
 
 def plan_of(job: LocalJob) -> ShardingPlan:
@@ -46,11 +23,18 @@ def plan_of(job: LocalJob) -> ShardingPlan:
     return plan
 
 
-def trained(name: str, *, servers: int, exact: bool, shard_bytes: int) -> tuple[dict[str, Tensor], LocalJob]:
-    """What torch-ps makes of it, as it lies on the servers at the end."""
+def small_shard_bytes(name: str) -> int:
+    """So small that most tensors are split, over all servers; about ten shards."""
+    params = CASES[name].model().parameters()
+    return max(128, sum(param.numel() * param.element_size() for param in params) // 8)
+
+
+def trained(
+    name: str, *, servers: int, exact: bool, shard_bytes: int = 0, message_bytes: int = 8 << 20
+) -> tuple[dict[str, Tensor], int, LocalJob]:
+    """What torch-ps makes of it, as it lies on the servers at the end, after how many pushes."""
     job = LocalJob(servers=servers, settings=settings(exact=exact, shard_bytes=shard_bytes))
-    config = WorkerConfig(message_bytes=3 * SMALL_SHARD_BYTES)
-    with Worker(job.member(), config) as worker:
+    with Worker(job.member(), WorkerConfig(message_bytes=message_bytes)) as worker:
         model = run(name, worker.attach)
         with torch.no_grad():
             params = dict(named_params(model))
@@ -58,44 +42,32 @@ def trained(name: str, *, servers: int, exact: bool, shard_bytes: int) -> tuple[
                 if spec.group >= 0:
                     params[spec.name].zero_()  # whatever is there afterwards came from the servers
         worker.pull()
-        return {**weights(model), "pushes": torch.tensor(worker.global_step)}, job
+        return weights(model), worker.global_step, job
 
 
-def check_close(got: dict[str, Tensor], name: str) -> None:
-    """Within a few ulp of the coarsest dtype in the model, or the case's own bound."""
-    bound = max(CASES[name].bound, *(FEW_ULP[value.dtype] for value in got.values()))
-    for key, value in got.items():
-        torch.testing.assert_close(value, expected(name)[key], rtol=bound, atol=bound)
-
-
-@pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_exact_is_bitwise_plain_pytorch(name: str, servers: int) -> None:
-    """50 steps, tensors split over shards, messages and servers: not one bit differs under exact kernels."""
-    got, job = trained(name, servers=servers, exact=True, shard_bytes=SMALL_SHARD_BYTES)
-    pushes = got.pop("pushes")
+def test_exact_is_bitwise_plain_pytorch(name: str, record_property: Record) -> None:
+    """Tensors split over shards, messages and three servers: not one bit differs under exact kernels."""
+    size = small_shard_bytes(name)
+    got, pushes, job = trained(name, servers=3, exact=True, shard_bytes=size, message_bytes=2 * size)
+    check_exact(name, "exact, 3", got, record_property)
     assert 0 < pushes <= STEPS
-    assert got.keys() == expected(name).keys()
-    if CASES[name].bound:
-        check_close(got, name)
-    else:
-        assert [key for key, value in got.items() if not torch.equal(value, expected(name)[key])] == []
     pieces = [piece.param for shard in plan_of(job).shards for piece in shard.pieces]
     assert (len(pieces) > len(set(pieces))) == CASES[name].splits
     shard_map = job.state.model.shard_map
-    assert shard_map is not None and len({holder.incarnation for holder in shard_map.holders}) == servers
+    assert shard_map is not None and len({holder.incarnation for holder in shard_map.holders}) == 3
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fused_is_within_a_few_ulp(name: str) -> None:
+def test_one_server_with_default_shards_is_bitwise_plain_pytorch(name: str, record_property: Record) -> None:
+    """The other extreme, and what a user without a coordinator gets: one server, the whole model in few shards."""
+    got, _, _ = trained(name, servers=1, exact=True)
+    check_exact(name, "exact, 1", got, record_property)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fused_is_within_a_few_ulp(name: str, record_property: Record) -> None:
     """By default servers run fused kernels, whose vector tails round differently: close, and no more than that."""
-    got, _ = trained(name, servers=3, exact=False, shard_bytes=SMALL_SHARD_BYTES)
-    got.pop("pushes")
-    check_close(got, name)
-
-
-def test_alone_with_default_settings_is_plain_pytorch() -> None:
-    """What a user without a coordinator gets: default shard sizes, exact kernels, no difference."""
-    with Worker(LocalJob().member(), WorkerConfig()) as worker:
-        got = weights(run("adamw", worker.attach))
-    assert all(torch.equal(value, expected("adamw")[key]) for key, value in got.items())
+    size = small_shard_bytes(name)
+    got, _, _ = trained(name, servers=3, exact=False, shard_bytes=size, message_bytes=4 * size)
+    check_fused(name, "fused, 3", got, record_property)
