@@ -276,7 +276,7 @@ def _value(name: str, key: str, value: object) -> HyperValue:
 
 
 def _number(name: str, key: str, value: object) -> float | int:
-    plain = value.item() if isinstance(value, _Scalar) else value
+    plain = value if isinstance(value, int | float) or not isinstance(value, _Scalar) else value.item()
     if isinstance(plain, bool) or not isinstance(plain, int | float) or math.isnan(plain):
         raise UnsupportedError(f"{name}: {key} is {plain!r}; expected a number")
     return plain
