@@ -11,7 +11,6 @@ import os
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import nn
@@ -36,7 +35,7 @@ def main() -> None:
             stream = worker.epochs((inputs, samples), batch_size=options.batch_size, count=options.epochs, seed=3)
             for epoch in stream:
                 for batch in epoch:
-                    x, ids = cast("tuple[torch.Tensor, torch.Tensor]", batch)
+                    x, ids = batch
                     if waits and step == options.wait_step:
                         (options.folder / "waiting").touch()
                         wait_for(options.folder / "go")
