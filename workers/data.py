@@ -236,20 +236,16 @@ class Stream(Generic[B_co]):
 
     def _accept(self, lease: Lease) -> None:
         assert lease.range is not None and lease.batch_sizes
-        begin, batches = lease.range.begin, list[DataRange]()
+        begin = lease.range.begin
         for size in lease.batch_sizes:
             batch = replace(lease.range, begin=begin, end=begin + size)
             begin = batch.end
             if self._share.reaches(size):
-                batches.append(batch)
-            elif batches:  # too few samples for all ranks, which must have equally many batches
-                batches[-1] = replace(batches[-1], end=batch.end)
-            else:
+                self.ledger.leased(batch)
+                self._planned.append(batch)
+            else:  # all ranks must have equally many batches
                 log.warning("%d samples of epoch %d are left out: too few for all ranks", size, batch.epoch)
                 self.ledger.leave_out(batch)
-        self._planned.extend(batches)
-        if batches:
-            self.ledger.leased(replace(lease.range, begin=batches[0].begin, end=batches[-1].end))
 
     def _ids(self, batch: DataRange) -> Tensor:
         """Sample ids of a range of positions."""

@@ -145,8 +145,8 @@ class Streams:
         `multiprocessing_context="fork"`, best used before `attach`. Tensors need none: they are indexed here.
 
         In a process group `batch_size` is each rank's: ranges are cut by that times the ranks, and each rank gets its
-        part of each such batch, so that all of them have equally many. Parts of the last one may differ by a sample,
-        and fewer samples than ranks join the batch before or, when there is none, are left out with a warning.
+        part of each such batch, so that all of them have equally many. Parts of the last one may differ by a sample; if
+        it has fewer samples than there are ranks, which `merge` avoids, it is left out, with a warning.
 
         Raises `ConfigError`, or `UnsupportedError` for data without sample numbers, before others hear of it; `Refused`
         if it differs from other workers' data.
