@@ -133,12 +133,40 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a buffer was at some time."""
+
+    marks: tuple[int, ...]
+    """Change when the buffer is replaced, or written by what tells its version counter."""
+    copy: Tensor | None
+    """Its values, where that is not enough."""
+
+    @classmethod
+    def of(cls, buffer: ModelBuffer) -> _Seen:
+        # Kernels of normalisations write running statistics without telling anybody; BatchNorm counts its batches.
+        tensor, counter = buffer.tensor, buffer.module._buffers.get("num_batches_tracked")
+        silent = _is_norm(buffer.module) and tensor is not counter
+        counted = silent and counter is not None and isinstance(buffer.module, nn.modules.batchnorm._BatchNorm)
+        marks = (id(tensor), tensor._version)
+        if counted and counter is not None:
+            return cls((*marks, id(counter), counter._version), None)
+        return cls(marks, tensor.clone() if silent else None)
+
+    def differs(self, buffer: ModelBuffer) -> bool:
+        """Whether the buffer has changed since."""
+        now = _Seen.of(buffer)
+        if self.marks != now.marks:
+            return True
+        return self.copy is not None and now.copy is not None and not torch.equal(self.copy, now.copy)
+
+
 class ModelBuffers:
     """The buffers of an attached model, in the signature's order. Belongs to the thread that owns the model."""
 
     def __init__(self, buffers: Sequence[ModelBuffer]) -> None:
         self._buffers = buffers
-        self._seen = [(0, -1)] * len(buffers)
+        self._seen: list[_Seen | None] = [None] * len(buffers)
         self._warned: set[str] = set()
 
     def tensors(self) -> list[Tensor]:
@@ -146,22 +174,18 @@ class ModelBuffers:
         return [buffer.tensor for buffer in self._buffers]
 
     def changed(self) -> list[bool]:
-        """Whether each has changed since `remember`, as far as that can be known, or may have."""
-        return [self._changed(buffer, seen) for buffer, seen in zip(self._buffers, self._seen, strict=True)]
+        """Whether each has changed since `remember`; local ones never have. Writes through `.data` can't be seen."""
+        return [
+            buffer.spec.buffer != LOCAL and (seen is None or seen.differs(buffer))
+            for buffer, seen in zip(self._buffers, self._seen, strict=True)
+        ]
 
     def remember(self) -> None:
         """Note what they are now."""
-        self._seen = [(id(buffer.tensor), buffer.tensor._version) for buffer in self._buffers]
+        self._seen = [None if buffer.spec.buffer == LOCAL else _Seen.of(buffer) for buffer in self._buffers]
 
     def warn(self, name: str) -> None:
         """Say, once, that a buffer holds inf or NaN."""
         if name not in self._warned:
             self._warned.add(name)
             log.warning("buffer %r holds inf or NaN and is not sent; the servers' values replace it", name)
-
-    def _changed(self, buffer: ModelBuffer, seen: tuple[int, int]) -> bool:
-        # Kernels of batch_norm write running statistics without telling the version counter.
-        if buffer.spec.buffer == LOCAL:
-            return False
-        tensor = buffer.tensor
-        return (_is_norm(buffer.module) and buffer.module.training) or (id(tensor), tensor._version) != seen

@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.numerics.cases import run
 from tests.numerics.compare import Record, check_exact, check_fused, distance, expected
 from tests.support import golden
 from tests.support.cluster import ROOT, Local
+from tests.support.nets import Normed
 from tests.support.zygote import Zygote, train
 
 OPTIMIZERS = ("sgd", "sgd_momentum_decay", "adam", "adamw", "adagrad", "rmsprop")
@@ -73,3 +75,15 @@ def test_the_model_that_psctl_local_exports_is_bitwise_plain_pytorch(tmp_path: P
     with Local(Path(golden.__file__), tmp_path, servers=2, flags=flags, arguments=["adamw"], env=env) as local:
         assert local.wait() == 0, local.out + local.err
     assert distance(load_file(local.run_dir / "model.safetensors"), expected("adamw")) == 0
+
+
+def test_an_exported_model_with_buffers_loads_strictly(tmp_path: Path) -> None:
+    """`psctl local` and its file: shared buffers as plain PyTorch has them, local ones as they were at first."""
+    env = {"PYTHONPATH": str(ROOT)}
+    flags = ("--exact", f"--shard-bytes={SHARD_BYTES}")
+    with Local(Path(golden.__file__), tmp_path, servers=2, flags=flags, arguments=["batchnorm"], env=env) as local:
+        assert local.wait() == 0, local.out + local.err
+    model, expected = Normed(), run("batchnorm").state_dict()
+    model.load_state_dict(load_file(local.run_dir / "model.safetensors"), strict=True)
+    assert [name for name, value in model.state_dict().items() if not torch.equal(value, expected[name])] == ["seen"]
+    assert int(model.seen) == 0 and int(model.state_dict()["first.1.num_batches_tracked"]) == 20

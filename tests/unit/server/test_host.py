@@ -8,6 +8,7 @@ from ps.control.api import ShardMap
 from ps.rpc.wire import Status
 from ps.server.host import Host
 from ps.server.slots import MessageLayout
+from ps.sharding.spec import NO_GROUP, ModelSignature, ParamSpec
 from ps.types import Role, ShardId, Version
 from tests.support.clock import FakeClock
 from tests.support.shards import SERVER, Client, admitted, shard_map, signature, started
@@ -448,3 +449,28 @@ def test_closing_refuses_what_comes_and_what_waits() -> None:
 def test_a_host_without_shards_has_no_progress() -> None:
     """Heartbeats work from the first moment."""
     assert Host().progress().shards == ()
+
+
+def test_buffers_are_pushed_by_value_and_their_shards_have_push_numbers_of_their_own() -> None:
+    """No optimizer, no group; taken as they are, and averaged over branches; constants are never pushed."""
+    params = (
+        ParamSpec(name="weight", shape=(300,), dtype="float32", group=0),
+        ParamSpec(name="mean", shape=(10,), dtype="float32", group=NO_GROUP, buffer="average"),
+        ParamSpec(name="mask", shape=(10,), dtype="bool", group=NO_GROUP, buffer="local"),
+    )
+    host, model = Host(exact=True), ModelSignature(params=params, optimizer="SGD")
+    host.install_members(admitted(10, 11))
+    host.install_map(shard_map(model, shard_bytes=2048), SERVER)
+    Client(host, shard_map(model, shard_bytes=2048), 10).init(0.0)
+    after = shard_map(model, shard_bytes=2048, epoch=2, initialised_by=10)
+    host.install_map(after, SERVER)
+    first, second = Client(host, after, 10), Client(host, after, 11)
+    assert first.weights(first.push(0, 2.0).payload) == [-2.0]
+    assert first.weights(first.push(0, 2.0, [1]).payload, [1]) == [2.0]
+    assert second.weights(second.push(0, 4.0, [1]).payload, [1]) == [3.0]
+    assert first.push(2, 4.0, [1]).waiting
+    assert [shard.pushes for shard in host.progress().shards] == [1, 0, 0]
+    refused = first.push(0, 1.0, [2]).reply.refused
+    assert refused == "shard 2: no optimizer group holds it, so nothing can be pushed to it"
+    refused = second.push(1, float("nan"), [1], base=Version(1, 2)).reply.refused
+    assert refused.startswith("buffer mean in push 1 of incarnation 11 holds inf or NaN")

@@ -104,3 +104,21 @@ def test_forgotten_workers_leave_nothing() -> None:
     one.forget(A)
     one.forget(A)
     assert one.staleness_of(A, Version(3, 0)) == 1
+
+
+def test_an_exported_state_is_a_copy_from_which_another_shard_goes_on() -> None:
+    """Weights as the float32 master has them, momentum, version and pushes: both make the same step then."""
+    first, second = shard("bfloat16"), shard("bfloat16")
+    momentum = tuple((key, 0.9 if key == "momentum" else value) for key, value in sgd(0.001))
+    first.load(full(first, 1.0))
+    first.apply(A, full(first, 1.0), b"\x01", momentum, 0)
+    state = first.export_state()
+    kept = state.weights.clone()
+    second.load(full(second, 5.0))
+    second.import_state(state)
+    assert second.version == Version(3, 1) and second.pushes == 1
+    for one in (first, second):
+        one.apply(A, full(one, 1.0), b"\x01", momentum, 0)
+    assert torch.equal(first.export_state().weights[:5], second.export_state().weights[:5])
+    assert torch.equal(state.weights, kept) and not torch.equal(kept, first.export_state().weights)
+    assert state.optimizer[0]["momentum_buffer"].tolist() == [1.0] * 5
