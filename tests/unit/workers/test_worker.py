@@ -143,14 +143,14 @@ def test_weights_written_under_autograd_are_noticed(worker: Worker) -> None:
         backward(loss)
 
 
-def test_buffers_stay_local(job: LocalJob, worker: Worker) -> None:
-    """BatchNorm statistics are each worker's own in this version."""
+def test_local_buffers_stay_local(job: LocalJob, worker: Worker) -> None:
+    """With that policy BatchNorm statistics are each worker's own."""
     model = nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3))
     twin = copy.deepcopy(model)
-    worker.attach(model, sgd(model))
+    worker.attach(model, sgd(model), buffers="local")
     with Worker(job.member(), WorkerConfig()) as other:
         optimizer = sgd(twin)
-        other.attach(twin, optimizer)
+        other.attach(twin, optimizer, buffers="local")
         train(twin, optimizer)
         worker.pull()
         mine, theirs = model.state_dict(), twin.state_dict()
