@@ -18,7 +18,7 @@ from torch import Tensor
 from ps.clock import Clock
 from ps.rpc.transport import Answer
 from ps.rpc.wire import Pull, Push, Reply, ShardReply, Status
-from ps.server.apply import WITH_WEIGHTS, Coded, encode
+from ps.server.apply import WITH_WEIGHTS, Coded, encode, fill
 from ps.server.slots import MessageLayout, PushKey, Work
 from ps.server.waiters import Waiters
 from ps.store.pool import SnapshotPool
@@ -260,7 +260,9 @@ class Answers:
                 self._pool.release(coded.snapshot)
             self._send(work, None)
             return
-        if coded is None and (coded := encode(self._pool, work.layout, wanted)) is None:
+        if coded is not None:
+            fill(self._pool, coded, work.layout, wanted)
+        elif (coded := encode(self._pool, work.layout, wanted)) is None:
             self._send_when_free(work)
             return
         self._send(work, coded)

@@ -295,12 +295,17 @@ def encode(pool: SnapshotPool, layout: MessageLayout, wanted: Sequence[bool]) ->
     if snapshot is None:
         return None
     coded = Coded.empty(snapshot)
-    for index, slot in enumerate(slots):
-        if wanted[index] and slot is not None:
+    fill(pool, coded, layout, wanted)
+    return coded
+
+
+def fill(pool: SnapshotPool, coded: Coded, layout: MessageLayout, wanted: Sequence[bool]) -> None:
+    """Write the shards that are wanted and not in `coded` yet: other requests have decided them meanwhile."""
+    for index, slot in enumerate(layout.slots):
+        if wanted[index] and slot is not None and coded.versions[index] is None:
             with slot.lock:
                 coded.write(index, slot)
     publish(pool, coded)
-    return coded
 
 
 def publish(pool: SnapshotPool, coded: Coded) -> None:
