@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 from tests.support.models import Mlp, batches
 from tests.support.oracle import loss_of
 from tests.support.zygote import Zygote
-from workers import Worker
+from workers import Worker, WorkerDrained
 
 SAMPLES = 203
 BATCH = 8
@@ -75,6 +75,8 @@ def run_rank(job: Json) -> int:
     try:
         with workers.join(job["coordinator"]) as worker:
             _SCRIPTS[job["script"]](worker, job)
+    except WorkerDrained as drained:
+        return int(drained.code or 0)
     finally:
         distributed.destroy_process_group()
     return 0
@@ -103,7 +105,7 @@ def train(worker: Worker, job: Json) -> None:
             optimizer.step()
             kept["seen"].append((epoch.index, ids.tolist()))
             kept["versions"].append(versions(worker))
-            with path.with_suffix(f".{job['rank']}.seen").open("a") as lines:
+            with path.with_name(path.name + ".seen").open("a") as lines:
                 lines.write(" ".join(map(str, (epoch.index, *ids.tolist()))) + "\n")
     worker.report(rank=job["rank"])
     kept["after"] = [param.detach().clone() for param in params]

@@ -91,6 +91,7 @@ def _coordinator(job: dict[str, Any]) -> int:
     config = CoordinatorConfig(
         state=folder / "state.db",
         address_file=folder / "coordinator",
+        summary_file=folder / "summary.json",
         servers=job["servers"],
         exact=job["exact"],
         shard_bytes=job["shard_bytes"],
