@@ -16,6 +16,7 @@ from ps.finite import all_finite
 from ps.optim.spec import check_rows, served
 from ps.sharding.spec import ShardingPlan
 from ps.types import Hyper, ShardId
+from workers.copyin import CopyIns
 from workers.lanes import Lane, lane_for
 from workers.model_buffers import ModelBuffers
 from workers.routing import Message
@@ -45,9 +46,6 @@ class ModelMemory:
         self.params = params = [*params, *self.buffers.tensors()]
         by_device = {device: lane_for(device) for device in dict.fromkeys(param.device for param in params)}
         self._lanes = [lanes(index) if lanes else by_device[param.device] for index, param in enumerate(params)]
-        self._shard_lanes = [
-            tuple({id(lane): lane for lane in map(self._lane, cuts.pieces)}.values()) for cuts in self.layout.shards
-        ]
         self._guarded = [index for index, spec in enumerate(plan.signature.params) if spec.group >= 0]
         self._sparse = [spec for spec in plan.signature.params if spec.sparse]
         self._seen: list[int] = []
@@ -61,6 +59,7 @@ class ModelMemory:
         self._grad_scratch: dict[int, Tensor] = {}
         for index, flat in self._scratch.items():
             flat.copy_(params[index].detach())
+        self._copy_ins = CopyIns(self.layout, self.params, self._scratch, self._lanes)
 
     def find_buffers(self) -> list[bool]:
         """Look where the buffers are now; returns for each entry of the signature whether it is a changed buffer."""
@@ -110,16 +109,15 @@ class ModelMemory:
             for index in self._split
             if (grad := grads[index]) is not None and not specs[index].sparse
         }
-        rows = {
-            index: as_rows(grad, specs[index])
-            for index, grad in enumerate(grads)
-            if grad is not None and specs[index].sparse
-        }
+        given = [
+            as_rows(grad, spec) if grad is not None and spec.sparse else grad
+            for grad, spec in zip(grads, specs, strict=True)
+        ]
 
         def source(cut: Cut) -> Tensor | None:
-            if cut.param in rows:
-                return rows[cut.param]
-            return grads[cut.param] if cut.whole or cut.param not in flat else flat[cut.param][cut.begin : cut.end]
+            if cut.whole or cut.param not in flat:
+                return given[cut.param]
+            return flat[cut.param][cut.begin : cut.end]
 
         for out in outs:
             out.gather(source)
@@ -159,38 +157,9 @@ class ModelMemory:
             kept = self._grad_scratch[index] = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
         return kept.copy_(grad).view(-1)
 
-    @torch.no_grad()
     def take(self, message: Message, payload: Tensor, shards: Sequence[ShardId]) -> None:
         """Copy the weights of `shards` out of a reply into the Parameters. The payload is only read."""
-        chosen = set(shards)
-        wanted = [(shard, at) for shard, at in zip(message.shards, message.offsets, strict=True) if shard in chosen]
-        lanes = {id(lane): lane for shard, _ in wanted for lane in self._shard_lanes[shard]}
-        for lane in lanes.values():
-            self._take(lane, wanted, lane.bring(payload))
-
-    def _lane(self, cut: Cut) -> Lane:
-        return self._lanes[cut.param]
-
-    def _take(self, lane: Lane, wanted: Sequence[tuple[ShardId, int]], payload: Tensor) -> None:
-        pairs: list[tuple[Tensor, Tensor]] = []
-        partly: set[int] = set()
-        for shard, offset in wanted:
-            region = payload[offset : offset + self.layout.plan.shards[shard].nbytes]
-            for cut, view in self.layout.views(shard, region):
-                if self._lane(cut) is not lane:
-                    continue
-                if not cut.whole and cut.param in self._scratch:
-                    partly.add(cut.param)
-                pairs.append((self._target(cut), view))
-        lane.scatter(pairs)
-        lane.scatter([(self.params[index].detach(), self._scratch[index]) for index in sorted(partly)])
-
-    def _target(self, cut: Cut) -> Tensor:
-        # A detached view shares the Parameter's version counter, so writing to it is seen by autograd and by us.
-        if cut.whole:
-            return self.params[cut.param].detach()
-        flat = self._scratch.get(cut.param)
-        return (self.params[cut.param].detach() if flat is None else flat).view(-1)[cut.begin : cut.end]
+        self._copy_ins.run(message, payload, shards)
 
     def remember(self) -> None:
         """Note the parameters' version counters, after a copy-in."""

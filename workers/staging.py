@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -36,6 +36,21 @@ class ShardCuts(NamedTuple):
     pieces: list[Cut]
 
 
+class Section(NamedTuple):
+    """How to cut neighbouring shards of one dtype in a message's payload with one call."""
+
+    begin: int
+    """Bytes of the payload, half-open."""
+    end: int
+    dtype: torch.dtype
+    sizes: list[int]
+    pieces: list[Cut]
+
+    def split(self, payload: Tensor) -> Sequence[Tensor]:
+        """Views of `payload`, flat: the pieces' by their `part`, and padding."""
+        return payload[self.begin : self.end].view(self.dtype).split_with_sizes(self.sizes)
+
+
 Pieces = list[tuple[Cut, Tensor]]
 """Pieces with their views of some flat memory."""
 
@@ -66,21 +81,44 @@ class Layout:
         whole = piece.begin == 0 and piece.end == spec.numel
         return Cut(piece.param, piece.begin, piece.end, whole, spec.shape, index)
 
-    def views(self, shard: ShardId, region: Tensor) -> Pieces:
-        """Pieces of a shard with their views of `region`, its bytes; a whole parameter's view has its shape."""
-        cuts = self.shards[shard]
-        parts = region.view(cuts.dtype).split_with_sizes(cuts.sizes)
-        # Reshaping costs more than the copy of a tiny tensor, and most of these are flat already.
-        return [
-            (cut, parts[cut.part].view(cut.shape) if cut.whole and len(cut.shape) != 1 else parts[cut.part])
-            for cut in cuts.pieces
-        ]
+    def sections(self, message: Message, shards: Collection[ShardId]) -> list[Section]:
+        """How to cut a payload of `message` to get at the pieces of some of its shards, few tensors at a time.
+
+        Pieces of one parameter that lie side by side become one.
+        """
+        found: list[Section] = []
+        for shard, offset in zip(message.shards, message.offsets, strict=True):
+            if shard not in shards:
+                continue
+            cuts = self.shards[shard]
+            end = offset + self.plan.shards[shard].nbytes
+            if found and found[-1].end == offset and found[-1].dtype is cuts.dtype:
+                found[-1] = self._joined(found[-1], end, cuts)
+            else:
+                found.append(Section(offset, end, *cuts))
+        return found
+
+    def _joined(self, section: Section, end: int, cuts: ShardCuts) -> Section:
+        last, first = section.pieces[-1], cuts.pieces[0]
+        touch = last.part == len(section.sizes) - 1 and first.part == 0
+        parts = len(section.sizes)
+        sizes, pieces = [*section.sizes, *cuts.sizes], [cut._replace(part=cut.part + parts) for cut in cuts.pieces]
+        if touch and last.param == first.param and last.end == first.begin:
+            sizes[parts - 1 : parts + 1] = [section.sizes[-1] + cuts.sizes[0]]
+            whole = last.begin == 0 and first.end == self.plan.signature.params[first.param].numel
+            one = last._replace(end=first.end, whole=whole)
+            pieces = [one, *[cut._replace(part=cut.part - 1) for cut in pieces[1:]]]
+            return Section(section.begin, end, section.dtype, sizes, [*section.pieces[:-1], *pieces])
+        return Section(section.begin, end, section.dtype, sizes, [*section.pieces, *pieces])
 
     def message_views(self, message: Message, payload: Tensor) -> Pieces:
-        """Pieces of all shards of a message with their views of `payload`."""
+        """Pieces of all shards of a message with their views of `payload`; a whole parameter's view has its shape."""
         found: Pieces = []
-        for shard, offset in zip(message.shards, message.offsets, strict=True):
-            found += self.views(shard, payload[offset : offset + self.plan.shards[shard].nbytes])
+        for section in self.sections(message, message.shards):
+            parts = section.split(payload)
+            found += [
+                (cut, parts[cut.part].view(cut.shape) if cut.whole else parts[cut.part]) for cut in section.pieces
+            ]
         return found
 
     def split_params(self) -> set[int]:
@@ -150,7 +188,8 @@ class Outgoing:
         self.pieces = layout.message_views(message, self.payload)
         """In host memory."""
         self._parts = list(self._split(layout, lanes))
-        self._runs = list(self._by_dtype(layout))
+        sections = layout.sections(message, message.shards)
+        self._runs = [self.payload[section.begin : section.end].view(section.dtype) for section in sections]
 
     @property
     def source(self) -> Message:
@@ -200,16 +239,3 @@ class Outgoing:
                 begin = None
         if begin is not None:
             part.moves.append((self.payload[begin:], flat[begin:]))
-
-    def _by_dtype(self, layout: Layout) -> list[Tensor]:
-        """The payload as few tensors of one dtype each."""
-        runs: list[Tensor] = []
-        begin, dtype = 0, None
-        for shard, offset in zip(self.message.shards, self.message.offsets, strict=True):
-            if dtype not in (None, layout.shards[shard].dtype):
-                runs.append(self.payload[begin:offset].view(dtype))
-                begin = offset
-            dtype = layout.shards[shard].dtype
-        if dtype is not None and self.message.nbytes > begin:
-            runs.append(self.payload[begin:].view(dtype))
-        return runs
