@@ -91,6 +91,8 @@ class ModelMemory:
         """Which of the signature's entries in a message of buffers may be sent: not those that hold inf or NaN, if they
         are averaged."""
         params = self.layout.plan.signature.params
+        if out.finite():
+            return {cut.param for cut, _ in out.pieces}
         spoilt = {
             cut.param for cut, view in out.pieces if params[cut.param].buffer == "average" and not all_finite(view)
         }

@@ -18,7 +18,7 @@ from workers.exchange import Exchange
 from workers.nonfinite import Screen
 from workers.operations import BufferPush, Op, PlainOp, PullOp, PushOp, ReadStateOp, ShardState
 from workers.routing import Message, Routes, frozen, merged, trained
-from workers.staging import Staged
+from workers.staging import Outgoing, Staged
 
 _STATES_AT_ONCE = 16
 """Shards whose optimizer state is in memory at once while it is written."""
@@ -54,6 +54,7 @@ class ParameterClient:
         self._message_bytes = message_bytes
         self._outs: list[Staged] = []
         self._outs_epoch = -1
+        self._buffer_outs: dict[tuple[ShardId, ...], Outgoing] = {}
         self._bitmaps: tuple[tuple[bool, ...], list[bytes]] = ((), [])
         self._sequence = 0
         self._loads = 0
@@ -228,7 +229,7 @@ class ParameterClient:
                 found.sequences[shard] = self.states[shard].next_sequence
         for sequence in sorted(set(found.sequences.values())):
             mine = [shard for shard, number in found.sequences.items() if number == sequence]
-            found.outs += [self._memory.outgoing(message) for message in self._messages(mine)]
+            found.outs += [self._buffer_staging(message) for message in self._messages(mine)]
         for out in found.outs:
             self._memory.stage_weights(out)
             finite = self._memory.finite(out)
@@ -236,6 +237,15 @@ class ParameterClient:
                 pieces = self._plan.shards[shard].pieces
                 found.bitmaps[shard] = _bitmap([changed[piece.param] and piece.param in finite for piece in pieces])
         return found
+
+    def _buffer_staging(self, message: Message) -> Outgoing:
+        """Staging memory for a message of buffers; mostly the same messages come again."""
+        out = self._buffer_outs.get(message.shards)
+        if out is None:
+            if len(self._buffer_outs) >= len(self._merged):
+                self._buffer_outs.clear()
+            out = self._buffer_outs[message.shards] = self._memory.outgoing(message)
+        return out
 
     def _one_by_one(self) -> list[Message]:
         """A message for each trained shard."""

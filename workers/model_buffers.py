@@ -43,7 +43,7 @@ class ModelBuffer:
         Raises `UnsupportedError` for a shared one that is.
         """
         tensor = self.module._buffers.get(self.attribute)
-        if tensor is not None and tuple(tensor.shape) == self.spec.shape and _dtype(tensor) == self.spec.dtype:
+        if tensor is not None and tensor.shape == self.spec.shape and tensor.dtype is self.first.dtype:
             return tensor
         if self.spec.buffer == LOCAL:
             return self.first
@@ -133,32 +133,45 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What a buffer was at some time."""
+def _witnesses(buffer: ModelBuffer) -> tuple[str, ...]:
+    """Buffers of the same module whose version counters tell when this one is written; none if they don't.
 
-    marks: tuple[int, ...]
-    """Change when the buffer is replaced, or written by what tells its version counter."""
-    copy: Tensor | None
-    """Its values, where that is not enough."""
+    Kernels of normalisations write running statistics without telling anybody, but BatchNorm counts its batches.
+    """
+    module, counter = buffer.module, "num_batches_tracked"
+    if not _is_norm(module) or buffer.attribute == counter:
+        return (buffer.attribute,)
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module._buffers.get(counter) is not None:
+        return buffer.attribute, counter
+    return ()
 
-    @classmethod
-    def of(cls, buffer: ModelBuffer) -> _Seen:
-        # Kernels of normalisations write running statistics without telling anybody; BatchNorm counts its batches.
-        tensor, counter = buffer.tensor, buffer.module._buffers.get("num_batches_tracked")
-        silent = _is_norm(buffer.module) and tensor is not counter
-        counted = silent and counter is not None and isinstance(buffer.module, nn.modules.batchnorm._BatchNorm)
-        marks = (id(tensor), tensor._version)
-        if counted and counter is not None:
-            return cls((*marks, id(counter), counter._version), None)
-        return cls(marks, tensor.clone() if silent else None)
 
-    def differs(self, buffer: ModelBuffer) -> bool:
-        """Whether the buffer has changed since."""
-        now = _Seen.of(buffer)
-        if self.marks != now.marks:
-            return True
-        return self.copy is not None and now.copy is not None and not torch.equal(self.copy, now.copy)
+class _Watched:
+    """A shared buffer, and what it was when it was looked at last."""
+
+    def __init__(self, buffer: ModelBuffer) -> None:
+        self.buffer = buffer
+        self._witnesses = _witnesses(buffer)
+        self._seen: list[int] | Tensor | None = None
+
+    def remember(self) -> None:
+        """Note what it is now."""
+        self._seen = self._marks() if self._witnesses else self.buffer.tensor.clone()
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is something else now."""
+        if isinstance(self._seen, Tensor):
+            return not torch.equal(self._seen, self.buffer.tensor)
+        return self._seen is None or self._seen != self._marks()
+
+    def _marks(self) -> list[int]:
+        registered = self.buffer.module._buffers
+        marks: list[int] = []
+        for name in self._witnesses:
+            tensor = registered[name]
+            marks += (id(tensor), tensor._version if tensor is not None else 0)
+        return marks
 
 
 class ModelBuffers:
@@ -166,7 +179,7 @@ class ModelBuffers:
 
     def __init__(self, buffers: Sequence[ModelBuffer]) -> None:
         self._buffers = buffers
-        self._seen: list[_Seen | None] = [None] * len(buffers)
+        self._watched = {index: _Watched(buffer) for index, buffer in enumerate(buffers) if buffer.spec.buffer != LOCAL}
         self._warned: set[str] = set()
 
     def tensors(self) -> list[Tensor]:
@@ -175,14 +188,15 @@ class ModelBuffers:
 
     def changed(self) -> list[bool]:
         """Whether each has changed since `remember`; local ones never have. Writes through `.data` can't be seen."""
-        return [
-            buffer.spec.buffer != LOCAL and (seen is None or seen.differs(buffer))
-            for buffer, seen in zip(self._buffers, self._seen, strict=True)
-        ]
+        changed = [False] * len(self._buffers)
+        for index, watched in self._watched.items():
+            changed[index] = watched.changed
+        return changed
 
     def remember(self) -> None:
         """Note what they are now."""
-        self._seen = [None if buffer.spec.buffer == LOCAL else _Seen.of(buffer) for buffer in self._buffers]
+        for watched in self._watched.values():
+            watched.remember()
 
     def warn(self, name: str) -> None:
         """Say, once, that a buffer holds inf or NaN."""

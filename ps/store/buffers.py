@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ps.optim.spec import ServedOptimizer
 from ps.sharding.spec import Shard
+from ps.store.aggregate import everything
 from ps.store.dense import DenseShard
 from ps.types import DENSE, Incarnation, Version
 
@@ -45,7 +46,9 @@ class BufferShard(DenseShard):
         others = sum(count for at, who, count in self._log if who != incarnation and self._after(at, base))
         own = max(1, samples)
         values = self.gradient(region, DENSE)
-        if values is not None:
+        if values is not None and present == everything(len(self.spec.pieces)):
+            self._mix(self._weights, values, own / (own + others))
+        elif values is not None:
             for index, piece in enumerate(self.spec.pieces):
                 if present[index >> 3] >> (index & 7) & 1:
                     stretch = slice(piece.offset, piece.offset + piece.numel)
