@@ -140,12 +140,10 @@ class GroupAttachment:
         self._names = [spec.name for spec in specs if spec.group != NO_GROUP]
         self._buffers = describe_buffers(model, LOCAL)
         self._seen: list[int] = []
-        self._turn = 0
 
     def push(self, samples: int) -> None:
         """Push rank 0's gradients, which must be those of all ranks, and give all of them the new weights."""
-        sample = sample_gradients(self._trained, self._turn) if self._trained else ()
-        self._turn += 1
+        sample = sample_gradients(self._trained, self.client.global_step) if self._trained else ()
 
         def check(calls: Mapping[int, Call]) -> None:
             _check_reduced(sample, calls)

@@ -10,12 +10,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.cluster import ROOT, Json, clean_environment, status, wait_until
 from tests.support.polling import assert_eventually
-from tests.support.ranks import SAMPLES, start_group
+from tests.support.ranks import SAMPLES, record, start_group
 from tests.support.train import seen
 from tests.support.zygote import END_S, Zygote
 
@@ -64,9 +65,9 @@ class Job:
         self.address = (folder / "coordinator").read_text().strip()
         self.codes.append(zygote.start("server", coordinator=self.address, queue_bytes=1 << 30))
 
-    def group(self, name: str, **options: object) -> list[Path]:
+    def group(self, name: str, script: str = "train", **options: Any) -> list[Path]:
         """Two ranks of a group; their exit-code files."""
-        return start_group(self.zygote, self.folder, self.address, name, epochs=1, **options)
+        return start_group(self.zygote, self.folder, self.address, name, script, epochs=1, **options)
 
     def member(self, name: str) -> Json:
         """A member as the status shows it."""
@@ -148,3 +149,34 @@ def test_sigterm_to_any_rank_drains_the_group(job: Job, rank: int) -> None:
         assert job.zygote.wait(code) == 0, log(job, code)
     job.end()
     assert seen(job.folder)[0] == Counter(range(SAMPLES))
+
+
+def test_every_refusal_is_raised_on_all_ranks(job: Job) -> None:
+    """The same type on each, before anything is sent; the group goes on afterwards."""
+    codes = job.group("group", script="refusals")
+    for code in codes:
+        assert job.zygote.wait(code) == 0, log(job, code)
+    job.end()
+    first, second = record(job.folder, "group", 0), record(job.folder, "group", 1)
+    assert second.pop("state on rank 1")[0] == "UnsupportedError"
+    assert first.pop("steps") == second.pop("steps") == 1
+    assert {name: (kind, text) for name, (kind, text, _) in first.items()} == {
+        name: (kind, text) for name, (kind, text, _) in second.items()
+    }
+    texts = {name: f"{kind}: {text}" for name, (kind, text, _) in first.items()}
+    for name, expected in REFUSALS.items():
+        assert re.search(expected, texts.pop(name)), name
+    assert not texts
+    assert "raised on rank 1 of the process group" in first["not its parameters"][2]
+    assert any("make it before worker.attach()" in note for note in second["wrapped after attach"][2])
+
+
+REFUSALS = {
+    "other models": r"PsError: rank 1 is in attach\(\) \(AdamW of 6 parameters, \w+\), and rank 0 in attach\(\)",
+    "not its parameters": r"ModelError: parameter .* is not in the model given to attach\(\)",
+    "unreduced": r"UnsupportedError: .*the gradients of rank 1 are not those of rank 0",
+    "edited on rank 1": r"LocalWeightEdit: weights of 'body.0.weight' were changed locally on rank 1",
+    "not finite": r"NonFiniteGradient: the gradient of 'body.0.weight' holds inf or NaN at step 0",
+    "pull on rank 0 only": r"PsError: rank 1 is in step\(\), and rank 0 in pull\(\)",
+    "wrapped after attach": r"LocalWeightEdit: weights of 'body.0.weight' were changed locally",
+}

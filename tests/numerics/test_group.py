@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import backward
+from torch.optim.lr_scheduler import StepLR
 
 from ps.sharding.partition import make_plan
 from tests.numerics.test_two_workers import flat
@@ -32,14 +33,14 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
         yield zygote
 
 
-def run_groups(zygote: Zygote, folder: Path, *names: str) -> None:
+def run_groups(zygote: Zygote, folder: Path, *names: str, script: str = "train") -> None:
     """A job with two servers, and groups of two ranks each."""
     options = {"exact": True, "shard_bytes": SHARD_BYTES}
     job = [zygote.start("coordinator", folder=str(folder), servers=2, **options)]
     assert_eventually((folder / "coordinator").exists, END_S, "the coordinator's address")
     where = (folder / "coordinator").read_text().strip()
     job += [zygote.start("server", coordinator=where, queue_bytes=1 << 30) for _ in range(2)]
-    ranks = [code for name in names for code in start_group(zygote, folder, where, name, epochs=EPOCHS)]
+    ranks = [code for name in names for code in start_group(zygote, folder, where, name, script=script, epochs=EPOCHS)]
     for code in (*ranks, *reversed(job)):
         assert zygote.wait(code) == 0, zygote.log(code)
 
@@ -65,13 +66,8 @@ def test_a_group_is_bitwise_plain_pytorch(tmp_path: Path, zygote: Zygote) -> Non
         for ids in world_batches(epoch):
             parts = ids[: len(ids) // 2], ids[len(ids) // 2 :]
             assert [kept["seen"][step] for kept in (first, second)] == [(epoch, part.tolist()) for part in parts]
-            grads = []
-            for part in parts:
-                optimizer.zero_grad()
-                backward(loss_of(model, x[part], y[part]))
-                grads.append([param.grad for param in model.parameters()])
-            for param, one, other in zip(model.parameters(), *grads, strict=True):
-                assert one is not None and other is not None
+            halves = [grads_of(model, x[part], y[part]) for part in parts]
+            for param, one, other in zip(model.parameters(), *halves, strict=True):
                 param.grad = one / 2 + other / 2
             optimizer.step()
             step += 1
@@ -109,6 +105,39 @@ def test_two_groups_equal_each_shards_recorded_order(tmp_path: Path, zygote: Zyg
             optimizer.step()
             if version in ends:
                 assert torch.equal(flat(shard, ends[version]), master)
+
+
+def test_loops_in_a_group(tmp_path: Path, zygote: Zygote) -> None:
+    """`accumulate=3` with a ragged end, `load` of rank 0's state dict, a schedule that follows the job: bitwise."""
+    run_groups(zygote, tmp_path, "group", script="loops")
+    first, second = record(tmp_path, "group", 0), record(tmp_path, "group", 1)
+    torch.manual_seed(9)
+    model = Mlp()
+    params: list[Tensor] = list(model.parameters())
+    optimizer = optimizer_for(params)
+    scheduler = StepLR(optimizer, 2, 0.5)
+    x, y, _ = dataset()
+    for begin, end in ((0, 3), (3, 6), (6, 8)):
+        total = [torch.zeros_like(param) for param in params]
+        for step in range(begin, end):
+            halves = [grads_of(model, x[at : at + 8], y[at : at + 8]) for at in (16 * step, 16 * step + 8)]
+            for gradient, one, other in zip(total, *halves, strict=True):
+                gradient += one / 2 + other / 2
+        for param, gradient in zip(params, total, strict=True):
+            param.grad = gradient / (end - begin)
+        optimizer.step()
+        scheduler.step()
+    assert first["step"] == second["step"] == 1 + 3  # the load, and three pushes
+    for kept in (first, second):
+        assert torch.equal(kept["after"].pop("offset"), torch.ones(3))
+        assert all(torch.equal(tensor, kept["after"][name]) for name, tensor in model.state_dict().items())
+
+
+def grads_of(model: Mlp, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Gradients of one rank's part of a batch."""
+    model.zero_grad()
+    backward(loss_of(model, x, y))
+    return [param.grad for param in model.parameters() if param.grad is not None]
 
 
 def flatten(nested: object) -> list[Tensor]:

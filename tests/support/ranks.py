@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.autograd import backward
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import StepLR
 
 from tests.support.models import Mlp, batches
 from tests.support.oracle import loss_of
@@ -21,6 +22,7 @@ from workers import Worker, WorkerDrained
 SAMPLES = 203
 BATCH = 8
 SEED = 3
+RANKS = 2
 
 Json = dict[str, Any]
 
@@ -42,9 +44,9 @@ def start_group(
     folder: Path,
     coordinator: str,
     name: str,
-    *,
     script: str = "train",
-    ranks: int = 2,
+    *,
+    ranks: int = RANKS,
     **options: object,
 ) -> list[Path]:
     """Fork the ranks of a group; returns their exit-code files. Records go to `FOLDER/<name>.<rank>.pt`."""
@@ -129,4 +131,74 @@ def versions(worker: Worker) -> list[int]:
     return [] if own is None else [state.version.counter for state in own.client.states]
 
 
-_SCRIPTS: dict[str, Callable[[Worker, Json], None]] = {"train": train}
+def refusals(worker: Worker, job: Json) -> None:
+    """Everything that a group refuses or reports; every rank goes on after each of them."""
+    rank, plain = job["rank"], Mlp()
+    params: list[Tensor] = list(plain.parameters())
+    kept: Json = {}
+
+    def note(name: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:
+            kept[name] = (type(error).__name__, str(error), getattr(error, "__notes__", []))
+
+    def gradients(through: nn.Module) -> None:
+        plain.zero_grad()
+        x, y, _ = dataset()
+        begin = 8 * rank
+        backward(loss_of(through, x[begin : begin + 8], y[begin : begin + 8]))
+
+    other = Mlp(width=24 + rank)
+    note("other models", lambda: worker.attach(other, optimizer_for(list(other.parameters()))))
+    lone = Mlp()
+    note("not its parameters", lambda: worker.attach(lone if rank else plain, optimizer_for(params)))
+    optimizer = worker.attach(plain, optimizer_for(params))
+    gradients(plain)
+    note("unreduced", optimizer.step)
+    model = DistributedDataParallel(plain)
+    gradients(model)
+    note("wrapped after attach", optimizer.step)
+    worker.pull()
+    gradients(model)
+    with torch.no_grad():
+        params[0].add_(rank)
+    note("edited on rank 1", optimizer.step)
+    worker.pull()
+    gradients(model)
+    for param in params:
+        assert param.grad is not None
+        param.grad[0] = float("nan")
+    note("not finite", optimizer.step)
+    note("pull on rank 0 only", worker.pull if rank == 0 else optimizer.step)
+    if rank == 1:
+        note("state on rank 1", optimizer.state_dict)
+    gradients(model)
+    optimizer.step()
+    kept["steps"] = worker.global_step
+    torch.save(kept, Path(job["folder"]) / f"{job['group']}.{rank}.pt")
+
+
+def loops(worker: Worker, job: Json) -> None:
+    """Accumulation, a loaded state dict, a schedule and a closure in a group."""
+    model, plain = build(job)
+    plain.register_buffer("offset", torch.full((3,), float(job["rank"])))
+    params: list[Tensor] = list(plain.parameters())
+    optimizer = worker.attach(model, optimizer_for(params), accumulate=3)
+    scheduler = worker.schedule(StepLR(optimizer, 2, 0.5))
+    torch.manual_seed(9)
+    worker.load({**Mlp().state_dict(), "offset": torch.ones(3)} if job["rank"] == 0 else {})
+    x, y, _ = dataset()
+    for step in range(8):
+        rows = slice(16 * step + 8 * job["rank"], 16 * step + 8 * job["rank"] + 8)
+        optimizer.zero_grad()
+        backward(loss_of(model, x[rows], y[rows]))
+        optimizer.step()
+        scheduler.step()
+    worker.flush()
+    after = {name: tensor.detach().clone() for name, tensor in plain.state_dict().items()}
+    kept = {"after": after, "step": worker.global_step, "lr": scheduler.get_last_lr()}
+    torch.save(kept, Path(job["folder"]) / f"{job['group']}.{job['rank']}.pt")
+
+
+_SCRIPTS: dict[str, Callable[[Worker, Json], None]] = {"train": train, "refusals": refusals, "loops": loops}
