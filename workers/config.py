@@ -88,6 +88,11 @@ def load(
     )
 
 
+def follows() -> bool:
+    """Whether torchrun, or the like, has started this process as another than the first: that one is the worker."""
+    return os.environ.get("RANK", "0") != "0"
+
+
 def _address(text: str) -> Address:
     try:
         return Address.parse(text)

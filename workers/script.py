@@ -17,9 +17,10 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from ps.config import MemberConfig
-from ps.errors import AddressError, ConfigError, CoordinatorLost, Fenced, JobFailed, PsError
+from ps.errors import AddressError, ConfigError, CoordinatorLost, Fenced, GroupLost, JobFailed, PsError
 from ps.types import LeaveReason, Role
 from workers import registry, rundir
+from workers.config import follows
 
 if TYPE_CHECKING:
     from workers.worker import Worker
@@ -31,7 +32,7 @@ EXIT_TERMINATED = 143
 LATE_JOIN_S = 10.0
 """How long a script that never joined tries to tell the coordinator that it has ended."""
 
-_EXPECTED = {AddressError: 2, CoordinatorLost: 3, JobFailed: 1, Fenced: 1}
+_EXPECTED = {AddressError: 2, CoordinatorLost: 3, JobFailed: 1, Fenced: 1, GroupLost: 1}
 """Errors that are no fault of the script's code: one line instead of a traceback, and `psctl`'s exit codes."""
 
 _log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def _leave(error: BaseException | None, code: int, config: MemberConfig) -> None
     try:
         if worker is not None:
             worker.finish(error)
-        elif "workers.cluster" not in sys.modules:  # loaded by `workers.join()` in a job with a coordinator
+        elif "workers.cluster" not in sys.modules and not follows():  # loaded by `join()` in a job with a coordinator
             _report_without_worker(error, code, config)
     except PsError as problem:
         _log.warning("could not leave the job: %s", problem)

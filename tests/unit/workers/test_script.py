@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ps.config import MemberConfig
-from ps.errors import ConfigError, CoordinatorLost, JobFailed, ModelMismatch
+from ps.errors import ConfigError, CoordinatorLost, GroupLost, JobFailed, ModelMismatch
 from ps.types import Address
 from workers import script
 from workers.lifecycle import WorkerDrained, WorkerStopped
@@ -47,6 +47,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (ModelMismatch("x"), 1),
         (JobFailed("x"), 1),
         (CoordinatorLost("x"), 3),
+        (GroupLost("x"), 1),
     ],
 )
 def test_exit_codes(error: BaseException | None, code: int) -> None:
@@ -102,3 +103,17 @@ def test_no_such_script(tmp_path: Path) -> None:
     """A wrong path is a wrong setting."""
     with pytest.raises(ConfigError, match="no script"):
         script.run_script(tmp_path / "nothing.py", [], CONFIG)
+
+
+@pytest.mark.parametrize(("rank", "reported"), [("", True), ("0", True), ("1", False)])
+def test_only_rank_0_reports_a_script_that_never_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, reported: bool
+) -> None:
+    """The other ranks of a process group are no workers of their own, and must not join to say that they have ended."""
+    told: list[int] = []
+    monkeypatch.setattr(script, "_report_without_worker", lambda error, code, config: told.append(code))
+    monkeypatch.delitem(sys.modules, "workers.cluster", raising=False)
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    assert run(tmp_path, "pass\n") == 0
+    assert told == [0] * reported
