@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ps.clock import Clock
 from ps.rpc.transport import Answer
-from ps.rpc.wire import Pull, Push, Reply, ShardReply, Status
+from ps.rpc.wire import Pull, Push, Reply, Request, ShardReply, Status
 from ps.server.apply import WITH_WEIGHTS, Coded, encode, fill
 from ps.server.slots import MessageLayout, PushKey, Work
 from ps.server.waiters import Waiters
@@ -310,6 +310,11 @@ def no_payload() -> Tensor:
 def standing(layout: MessageLayout, statuses: Sequence[Status], incarnation: Incarnation) -> Reply:
     """A reply without weights: a status per shard, the newest versions, and the push numbers expected next."""
     return Reply(shards=_rows(layout, statuses, [None] * len(statuses), incarnation))
+
+
+def busy(layout: MessageLayout, request: Request) -> Reply:
+    """A reply that tells the caller to come later."""
+    return standing(layout, [Status.BUSY] * len(layout.ids), request.caller.incarnation)
 
 
 def _give(given: Sequence[_Given]) -> None:

@@ -7,19 +7,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ps.control.api import Admitted
 from ps.errors import UnsupportedError
 from ps.finite import all_finite
 from ps.optim.apply import check_values
 from ps.optim.spec import ServedOptimizer, check_hyper
-from ps.rpc.wire import Push, ShardPush
+from ps.rpc.wire import Init, Load, Push, Reply, Request, ShardPush, WriteState
+from ps.secrets import matches
 from ps.server.slots import MessageLayout, Slot, Work
 from ps.sharding.spec import NO_GROUP, ModelSignature, Shard
 from ps.store.buffers import BufferShard
 from ps.store.dense import split_rows
-from ps.types import DENSE, Hyper
+from ps.types import DENSE, Hyper, Role
 
 MAX_SEQUENCE = 1 << 62
 """No worker pushes this often."""
+
+
+def check_caller(request: Request, member: Admitted | None) -> Reply | None:
+    """A refusal unless the caller is who it says, and may do this; `member` is what is known of its incarnation."""
+    caller = request.caller
+    if member is None:
+        return Reply(refused="this incarnation is not admitted: it was evicted, or never joined", fenced=True)
+    if not matches(caller.secret, member.secret):
+        return Reply(refused=f"wrong secret for incarnation {caller.incarnation}")
+    if isinstance(request, Init | Load | Push | WriteState) and member.role is not Role.WORKER:
+        return Reply(refused=f"incarnation {caller.incarnation} is no worker, and may only read")
+    return None
 
 
 def check_payload(payload: Tensor, layout: MessageLayout, nbytes: int | None = None) -> str:

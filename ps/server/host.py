@@ -20,19 +20,17 @@ from ps.optim.apply import warm_up
 from ps.optim.spec import ServedOptimizer, served
 from ps.rpc.transport import Answer
 from ps.rpc.wire import Hello, Init, Load, Pull, Push, ReadState, Reply, Request, Status, WriteState
-from ps.secrets import matches
 from ps.server import states, telling
-from ps.server.answers import Accepted, Answers, no_payload, standing
+from ps.server.answers import Accepted, Answers, busy, no_payload, standing
 from ps.server.apply import Applier, Coded, Outcome, publish
-from ps.server.checks import check_finite, check_groups, check_load, check_payload, check_push
+from ps.server.checks import check_caller, check_finite, check_groups, check_load, check_payload, check_push
 from ps.server.slots import Layouts, MessageLayout, Slot, Work, shard_ids
 from ps.server.threads import ApplyThreads, Ticker
 from ps.sharding.partition import make_plan
-from ps.sharding.spec import NO_GROUP
 from ps.store.buffers import BufferShard
 from ps.store.dense import DenseShard
 from ps.store.pool import SnapshotPool
-from ps.types import Hyper, Incarnation, Role, ShardId
+from ps.types import Hyper, Incarnation, ShardId
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +121,6 @@ class Host:
             log.info("incarnations no longer admitted: %s", ", ".join(map(str, gone)))
         self._tell(outcome)
         self._pass_on()
-        if self._answers.lacks_buffers:
-            self._wake()
 
     def install_rulings(self, rulings: Sequence[Ruling]) -> None:
         """Follow what a shard of another server has decided. Rounds that waited for it are applied meanwhile."""
@@ -135,8 +131,6 @@ class Host:
                     slot.policy.follow(rulings)
                     self._applier.settle(slot, outcome)
         self._tell(outcome)
-        if self._answers.lacks_buffers:
-            self._wake()
 
     def _pass_on(self) -> None:
         """Let all other shards follow what the one that decides has decided."""
@@ -178,10 +172,7 @@ class Host:
             slots[holder.shard] = slot
             with slot.lock:
                 slot.renew(holder.epoch, shard_map.initialised_by)
-        decides = slots.get(next((shard.id for shard in plan.shards if shard.group != NO_GROUP), ShardId(-1)))
-        if decides is not None and decides.policy.keeps_all:
-            decides.policy.appoint()
-            self._decider = decides
+        self._decider = telling.appoint(plan, slots)
         self._installed = _Installed(shard_map, optimizer, slots, Layouts(plan, slots))
         for shard, slot in (old.slots if old is not None else {}).items():
             if shard not in slots:
@@ -223,18 +214,9 @@ class Host:
             answer(done, no_payload())
 
     def _check_caller(self, request: Request) -> Reply | None:
-        """A refusal unless the caller is who it says, and may do this."""
         if self._closed:
             return Reply(refused="this server is shutting down")
-        caller = request.caller
-        member = self._admitted.get(caller.incarnation)
-        if member is None:
-            return Reply(refused="this incarnation is not admitted: it was evicted, or never joined", fenced=True)
-        if not matches(caller.secret, member.secret):
-            return Reply(refused=f"wrong secret for incarnation {caller.incarnation}")
-        if isinstance(request, Init | Load | Push | WriteState) and member.role is not Role.WORKER:
-            return Reply(refused=f"incarnation {caller.incarnation} is no worker, and may only read")
-        return None
+        return check_caller(request, self._admitted.get(request.caller.incarnation))
 
     def _route(self, request: Request, payload: Tensor | None, answer: Answer) -> Reply | None:
         """A reply that can be given at once; None when the answer comes later."""
@@ -259,7 +241,7 @@ class Host:
         ids = shard_ids(request)
         nothing = MessageLayout(ids, (None,) * len(ids), (0,) * len(ids), 0)
         accepted = self._answers.park(Work(request, payload, nothing), answer)
-        return _busy(nothing, request) if accepted is Accepted.BUSY else None
+        return busy(nothing, request) if accepted is Accepted.BUSY else None
 
     def _pull(self, request: Pull, payload: Tensor, layout: MessageLayout, answer: Answer) -> Reply | None:
         held = layout.held([(shard, epoch) for shard, epoch, _ in request.shards])
@@ -302,7 +284,10 @@ class Host:
         self._good_groups = request.groups
         if not all(slot.shard.initialised for slot in layout.slots if slot is not None):
             status = Status.MISSING if request.poll else Status.BUSY
-            statuses = [status if held else Status.MOVED for held in layout.held(_epochs(request))]
+            statuses = [
+                status if held else Status.MOVED
+                for held in layout.held([(part.shard, part.shard_epoch) for part in request.shards])
+            ]
             return standing(layout, statuses, request.caller.incarnation)
         return self._take_in(Work(request, payload, layout), answer)
 
@@ -315,7 +300,7 @@ class Host:
         )
         accepted = self._answers.accept(work, answer, must=must)
         if accepted is Accepted.BUSY:
-            return _busy(work.layout, work.request)
+            return busy(work.layout, work.request)
         if accepted is Accepted.YES:
             self._threads.put(work)
         return None
@@ -375,6 +360,8 @@ class Host:
                 self._answers.decided(other, shards)
         if work is not None:
             self._answers.decided(work, outcome.decided[work] + 1, coded)
+        if self._answers.lacks_buffers:
+            self._wake()
 
     def _poison(self, work: Work) -> str:
         installed = self._installed
@@ -406,11 +393,3 @@ class Host:
             self._ticker.close(_CLOSE_S)
         self._answers.close()
         self._pool.clear()
-
-
-def _busy(layout: MessageLayout, request: Request) -> Reply:
-    return standing(layout, [Status.BUSY] * len(layout.ids), request.caller.incarnation)
-
-
-def _epochs(request: Push) -> list[tuple[ShardId, int]]:
-    return [(part.shard, part.shard_epoch) for part in request.shards]

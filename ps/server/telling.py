@@ -9,12 +9,23 @@ from ps.consistency.policy import Seat
 from ps.control.api import Admitted, ServerProgress, ShardProgress
 from ps.server.answers import Totals
 from ps.server.slots import Slot
+from ps.sharding.spec import NO_GROUP, ShardingPlan
 from ps.types import Role, ShardId
 
 
 def seats(admitted: Iterable[Admitted]) -> list[Seat]:
     """The workers, with their parts in clocks and rounds."""
     return [Seat(member.incarnation, member.part, member.clock) for member in admitted if member.role is Role.WORKER]
+
+
+def appoint(plan: ShardingPlan, slots: Mapping[ShardId, Slot]) -> Slot | None:
+    """Let one shard decide for all, where one has to: the first trained one of the plan. None when it isn't here."""
+    first = next((shard.id for shard in plan.shards if shard.group != NO_GROUP), None)
+    slot = slots.get(first) if first is not None else None
+    if slot is None or not slot.policy.keeps_all:
+        return None
+    slot.policy.appoint()
+    return slot
 
 
 def entries(slots: Iterable[Slot]) -> tuple[int, ...]:
