@@ -19,7 +19,7 @@ from tests.support.oracle import loss_of, weights
 from workers import Worker
 from workers.config import WorkerConfig
 
-HALF = 8
+HALF = 5
 """Steps before and after."""
 
 NAMES = (
