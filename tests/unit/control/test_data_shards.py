@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -221,3 +222,12 @@ def test_impossible_asks_are_refused() -> None:
             data.lease(A, wrong, workers=1, now=0.0)
     with pytest.raises(WireError, match="not open"):
         DataShards(lambda part, whole: None).lease(A, ask(), workers=1, now=0.0)
+
+
+def test_what_is_fetched_ahead_comes_in_order() -> None:
+    """A worker that holds a batch gets no second one near an epoch's end, and none of the next epoch instead."""
+    data = opened(length=30, epochs=2)
+    assert bounds(data.lease(A, ask(batches=1), workers=1, now=0.0)) == (0, 0, 10)
+    ahead = replace(ask(epoch=1), ahead=1)
+    assert data.lease(A, ahead, workers=1, now=0.0).verdict is LeaseVerdict.WAIT
+    assert bounds(data.lease(A, ask(epoch=1), workers=1, now=0.0)) == (0, 10, 20)

@@ -121,3 +121,23 @@ def test_without_a_model_consumed_is_done() -> None:
     books.consume()
     books.acknowledge()
     assert acks.done == [(0, 10)]
+
+
+def test_a_range_of_several_batches_is_done_with_the_last_one() -> None:
+    """A shard: pushes in between don't cover it, its samples count, and it goes back whole."""
+    books, acks, _ = ledger()
+    books.hand_out(1, samples=7, whole=False)
+    books.pushed()
+    books.consume()
+    books.hand_out_more(5, whole=False)
+    assert books.unpushed == 5
+    books.hand_back()
+    assert acks.done == [] and acks.returned == [(0, 1), (1, 40)]
+    books.leased(positions(0, 1))
+    books.hand_out(1, samples=7, whole=False)
+    books.hand_out_more(3, whole=True)
+    assert books.unpushed == 10
+    books.pushed()
+    books.consume()
+    books.acknowledge()
+    assert acks.done == [(0, 1)]
