@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from ps.consistency.backup import Backup
 from ps.consistency.bsp import Bsp
-from ps.consistency.policy import Policy
+from ps.consistency.policy import Decision, Policy, PushEvent
 from ps.consistency.ssp import Ssp
 from ps.control.api import Admitted
 from ps.optim.spec import hyper, served
@@ -19,12 +20,13 @@ from ps.server.host import Host
 from ps.types import Incarnation, Part, Role, Version
 from tests.support.clock import FakeClock
 from tests.support.shards import SECRET, Client, admitted, started
+from tests.unit.server.test_host_threads import done, push, running
 
 OK, PENDING, BUSY = Status.OK, Status.PENDING, Status.BUSY
 
 
 def cluster(
-    policy: type[Policy] | partial[Policy], *workers: int, exact: bool = True, queue_bytes: int = 1 << 30
+    policy: Callable[[], Policy], *workers: int, exact: bool = True, queue_bytes: int = 1 << 30
 ) -> tuple[Host, FakeClock, list[Client]]:
     """A host with three shards of weights 0, and its workers' clients; SGD with lr 1."""
     clock = FakeClock()
@@ -124,7 +126,7 @@ def test_a_newcomer_holds_the_next_round_until_its_first_is_agreed() -> None:
 @pytest.mark.parametrize("policy", [Bsp, partial(Ssp, 0)])
 @pytest.mark.parametrize("exact", [True, False])
 def test_opposite_orders_and_a_budget_of_two_messages_do_not_deadlock(
-    policy: type[Policy] | partial[Policy], exact: bool
+    policy: Callable[[], Policy], exact: bool
 ) -> None:
     """Two workers send shards in opposite orders, two messages at a time, to a server with room for two payloads: with
     credits that end only with the round both would wait for the other's third message for ever."""
@@ -150,7 +152,7 @@ def test_opposite_orders_and_a_budget_of_two_messages_do_not_deadlock(
 
 
 @pytest.mark.parametrize("policy", [Bsp, partial(Ssp, 0), partial(Backup, 0)])
-def test_the_slowest_is_never_busy(policy: type[Policy] | partial[Policy]) -> None:
+def test_the_slowest_is_never_busy(policy: Callable[[], Policy]) -> None:
     """Payloads of the fast ones fill the bound and wait for it: its push is taken whatever the bound says."""
     _, _, clients = cluster(policy, 10, 11, 12, queue_bytes=1024)
     *fast, slow = clients
@@ -200,7 +202,7 @@ def test_ssp_applies_at_once_and_answers_within_the_bound() -> None:
 
 def test_one_worker_never_waits() -> None:
     """With any choice."""
-    choices: Sequence[type[Policy] | partial[Policy]] = (Bsp, partial(Ssp, 0), partial(Backup, 1))
+    choices: Sequence[Callable[[], Policy]] = (Bsp, partial(Ssp, 0), partial(Backup, 1))
     for policy in choices:
         _, _, (a,) = cluster(policy, 10)
         for number in range(3):
@@ -216,3 +218,34 @@ def test_what_a_round_waits_for_is_dropped_with_its_worker() -> None:
     assert all(not slot.held for slot in host._slots().values())
     assert b.weights(b.push(0, 3.0).payload) == [-2.0] * 3
     assert [shard.pushes for shard in host.progress().shards] == [2] * 3
+
+
+class Stopped(Bsp):
+    """bsp that stops the first worker's push to shard 1 until it is let go: its thread is then at a known point."""
+
+    entered = threading.Event()
+    go = threading.Event()
+
+    def decide(self, event: PushEvent) -> Decision:
+        if event.shard == 1 and event.incarnation == 10:
+            self.entered.set()
+            assert self.go.wait(30)
+        return super().decide(event)
+
+
+def test_shards_closed_by_different_requests_make_one_answer() -> None:
+    """The second worker closes the round of shard 0 while the first one's message is still being gone through, which
+    then closes the others: its answer has the new weights of all three."""
+    host = Host(exact=True, policy=Stopped, apply_threads=2)
+    try:
+        with running(host, 10, 11) as a:
+            b = Client(host, a.map, 11)
+            rest = push(b, 0, [1, 2])
+            whole = push(a, 0)
+            assert Stopped.entered.wait(30)
+            assert done(push(b, 0, [0])).statuses == [OK]
+            Stopped.go.set()
+            assert a.weights(done(whole).payload) == [-1.0] * 3
+            assert b.weights(done(rest).payload, [1, 2]) == [-1.0] * 2
+    finally:
+        Stopped.go.set()
