@@ -286,8 +286,7 @@ class Host:
             status = Status.MISSING if request.poll else Status.BUSY
             statuses = [
                 status if held else Status.MOVED
-                epochs = [(part.shard, part.shard_epoch) for part in request.shards]
-                for held in layout.held(epochs)
+                for held in layout.held([(part.shard, part.shard_epoch) for part in request.shards])
             ]
             return standing(layout, statuses, request.caller.incarnation)
         return self._take_in(Work(request, payload, layout), answer)
