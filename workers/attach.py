@@ -145,7 +145,7 @@ def attach(
     found = describe_buffers(model, buffers)
     description = describe(model, optimizer, [buffer.spec for buffer in found])
     screen = Screen(on_nonfinite, joined.name, [spec.name for spec in description.signature.params])
-    batches = MicroBatches(description.params, accumulate)
+    batches = MicroBatches(description.trained, accumulate)
     transport = open_transport(joined)
     try:
         control.ready(transport.address)

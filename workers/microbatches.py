@@ -16,8 +16,11 @@ class MicroBatches:
     With `every` = 1 it holds nothing: gradients are what the parameters have.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], every: int) -> None:
-        """Raises `ConfigError` unless `every` is a whole number of at least 1."""
+    def __init__(self, params: Sequence[nn.Parameter | None], every: int) -> None:
+        """None stands for a parameter that the optimizer doesn't have: its gradients are neither kept nor counted.
+
+        Raises `ConfigError` unless `every` is a whole number of at least 1.
+        """
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ConfigError(f"attach(accumulate={every!r}) must be a whole number of micro-batches, at least 1")
         self._params = params
@@ -32,7 +35,7 @@ class MicroBatches:
         """Take the current gradients as one more micro-batch; whether a push is due."""
         if self._every == 1:
             return True
-        grads = [param.grad for param in self._params]
+        grads = self._gradients()
         self.calls += 1
         self._seen += any(grad is not None for grad in grads)
         both: list[tuple[Tensor, Tensor]] = []
@@ -54,7 +57,7 @@ class MicroBatches:
         """The gradients to push, and a fresh start: the sum over the micro-batches that brought any, divided by their
         number. They may be changed only by the next `add`."""
         if self._every == 1:
-            return [param.grad for param in self._params]
+            return self._gradients()
         grads, seen = self._sums, self._seen
         self.drop()
         present = [grad for grad in grads if grad is not None]
@@ -66,3 +69,6 @@ class MicroBatches:
         """Forget micro-batches that no push holds."""
         self._sums = [None] * len(self._params)
         self._seen = self.calls = 0
+
+    def _gradients(self) -> list[Tensor | None]:
+        return [None if param is None else param.grad for param in self._params]

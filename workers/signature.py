@@ -34,6 +34,12 @@ class Description:
     state: Mapping[int, ParamState]
     """State that the optimizer has already, by index of the parameter; empty if it is newly built."""
 
+    @property
+    def trained(self) -> list[nn.Parameter | None]:
+        """`params`, with None for those in no param group."""
+        specs = self.signature.params[: len(self.params)]
+        return [None if spec.group == NO_GROUP else param for param, spec in zip(self.params, specs, strict=True)]
+
 
 def describe(model: nn.Module, optimizer: Optimizer, buffers: Sequence[ParamSpec] = ()) -> Description:
     """The signature of a model with these buffers, and its optimizer.

@@ -235,7 +235,10 @@ def many_groups(model: nn.Module) -> Optimizer:
 
 
 class Averaged:
-    """What `attach(accumulate=every)` means, in plain PyTorch: a step with the mean gradient of each `every` calls."""
+    """What `attach(accumulate=every)` means, in plain PyTorch: a step with the mean gradient of each `every` calls.
+
+    The mean is over those calls that find any gradient, and gradients are left as they were found.
+    """
 
     def __init__(self, optimizer: Optimizer, every: int) -> None:
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -253,11 +256,15 @@ class Averaged:
         """A step with what has been kept, for the end of an epoch."""
         if not self._kept:
             return
+        seen = sum(any(grad is not None for grad in grads) for grads in self._kept)
+        last = [param.grad for param in self._params]
         for index, param in enumerate(self._params):
             grads = [grad for grads in self._kept if (grad := grads[index]) is not None]
-            param.grad = functools.reduce(torch.add, grads) / len(self._kept) if grads else None
+            param.grad = functools.reduce(torch.add, grads) / seen if grads else None
         self._kept.clear()
         self._step()
+        for param, grad in zip(self._params, last, strict=True):
+            param.grad = grad
 
 
 def forgiving(optimizer: Optimizer, policy: str) -> None:

@@ -52,6 +52,19 @@ def test_a_ragged_end_is_the_mean_of_what_was_seen() -> None:
     assert mean is not None and mean.item() == 1.5
 
 
+def test_gradients_of_parameters_that_the_optimizer_does_not_have_do_not_count() -> None:
+    """Nobody clears them: they would make a micro-batch of each step without a backward."""
+    first, other = params(1, 1)
+    batches = MicroBatches([first, None], 2)
+    give(first, 3.0)
+    give(other, 1.0)
+    batches.add()
+    give(first, None)
+    batches.add()
+    mean, none = batches.take()
+    assert mean is not None and mean.item() == 3.0 and none is None
+
+
 def test_a_parameter_that_took_part_in_one_micro_batch_is_divided_by_all() -> None:
     """As with a loss divided by k; micro-batches without any gradient don't count."""
     first, second = params(1, 1)
