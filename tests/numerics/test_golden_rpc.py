@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.numerics.cases import run
-from tests.numerics.compare import Record, check_exact, check_fused, distance, expected
+from tests.numerics.compare import Record, check_exact, check_fused
 from tests.support import golden
 from tests.support.cluster import ROOT, Local
 from tests.support.nets import Normed
@@ -69,16 +69,8 @@ def test_a_tiny_queue_and_many_messages_change_nothing(
 
 
 def test_the_model_that_psctl_local_exports_is_bitwise_plain_pytorch(tmp_path: Path) -> None:
-    """The same through the command and the exported file, which `load_state_dict` takes."""
-    env = {"PYTHONPATH": str(ROOT)}
-    flags = ("--exact", f"--shard-bytes={SHARD_BYTES}")
-    with Local(Path(golden.__file__), tmp_path, servers=2, flags=flags, arguments=["adamw"], env=env) as local:
-        assert local.wait() == 0, local.out + local.err
-    assert distance(load_file(local.run_dir / "model.safetensors"), expected("adamw")) == 0
-
-
-def test_an_exported_model_with_buffers_loads_strictly(tmp_path: Path) -> None:
-    """`psctl local` and its file: shared buffers as plain PyTorch has them, local ones as they were at first."""
+    """The same through the command and its file, which `load_state_dict` takes strictly: weights and shared buffers as
+    plain PyTorch has them, local ones as they were at first."""
     env = {"PYTHONPATH": str(ROOT)}
     flags = ("--exact", f"--shard-bytes={SHARD_BYTES}")
     with Local(Path(golden.__file__), tmp_path, servers=2, flags=flags, arguments=["batchnorm"], env=env) as local:
