@@ -75,6 +75,12 @@ class CoordinatorConfig:
             raise ConfigError(f"--port {self.port} is not from 0 to 65535 (0 = any free port)")
         if self.servers < 1:
             raise ConfigError(f"--servers {self.servers} must be at least 1")
+        if self.shard_bytes < 0:
+            raise ConfigError(f"--shard-bytes {self.shard_bytes} must be at least 0 (0 = from the model's size)")
+        if self.min_workers < 0:
+            raise ConfigError(f"--min-workers {self.min_workers} must be at least 0")
+        if not self.no_workers_s > 0 or not self.lost_coordinator_s > 0:
+            raise ConfigError("--no-workers-s and --lost-coordinator-s must be greater than 0")
         if not 0 < self.heartbeat_s < self.lease_s:
             raise ConfigError(f"--lease-s {self.lease_s} must be longer than --heartbeat-s {self.heartbeat_s} (> 0)")
 
@@ -106,3 +112,10 @@ class ServerConfig:
     """Pooled reply buffers per message layout; when all are on the wire the next reply waits."""
     queue_bytes: int = field(default=1 << 30)
     """Payload bytes accepted and not yet applied; past it pushes are answered BUSY."""
+
+    def __post_init__(self) -> None:
+        for flag, value in ("rpc", self.rpc_threads), ("apply", self.apply_threads):
+            if value < 1:
+                raise ConfigError(f"--{flag}-threads {value} must be at least 1")
+        if self.snapshots < 1:
+            raise ConfigError(f"--snapshots {self.snapshots} must be at least 1")

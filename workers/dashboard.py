@@ -121,10 +121,10 @@ class PlainDashboard:
 
 
 class _Summary(ProgressColumn):
-    """The text beside the bar."""
+    """The text beside the bar; on two lines where the terminal is narrow, so that nothing is cut off."""
 
     def render(self, task: Task) -> Text:
-        return Text(str(task.fields.get("text", "")), style="cyan", no_wrap=True, overflow="ellipsis")
+        return Text(str(task.fields.get("text", "")), style="cyan")
 
 
 class LiveDashboard:
@@ -134,7 +134,7 @@ class LiveDashboard:
         self._console = console
         self._progress = Progress(
             BarColumn(bar_width=8),
-            _Summary(Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            _Summary(Column(ratio=1)),
             TimeElapsedColumn(),
             console=console,
             refresh_per_second=4,

@@ -57,7 +57,9 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         # what the coordinator would refuse is refused here already, before anything is started
-        CoordinatorConfig(state=Path(rundir.STATE), servers=self.servers, consistency=self.consistency)
+        CoordinatorConfig(
+            state=Path(rundir.STATE), servers=self.servers, consistency=self.consistency, shard_bytes=self.shard_bytes
+        )
         if self.workers < 1:
             raise ConfigError(f"--workers {self.workers} must be at least 1")
         if not self.script.is_file():
@@ -100,6 +102,7 @@ class Launcher:
         self._poller: Poller | None = None
         self._stopping: Deadline | None = None
         self._idle: Deadline | None = None
+        self._told: Deadline | None = None
         self.outcome = "failed"
         self.reason = ""
         self.failure: rundir.Failure | None = None
@@ -208,17 +211,29 @@ class Launcher:
             child.signal(signal.SIGTERM)
 
     def _settle(self, status: StatusReply | None) -> None:
-        """All our workers have exited and the job is not over: end it, unless others still work on it."""
+        """All our workers have exited and the job is not over: end it, unless others still work on it. Raises `PsError`
+        when the coordinator doesn't end it."""
         assert self._poller is not None
+        if self._told is not None and self._told.expired(self._clock):
+            self.outcome = "interrupted" if self._stopping else self.outcome
+            raise PsError(
+                f"the coordinator did not end the job within {self._config.grace_s:g} s of being told to; "
+                f"see {self._child('coordinator').log}"
+            )
         if self._stopping is not None:
-            self._poller.stop_job(interrupted=True, reason="interrupted at the launcher")
+            self._end_job(interrupted=True, reason="interrupted at the launcher")
             return
         self._idle = self._idle or Deadline.after(self._clock, self._config.settle_s)
-        if status is not None and status.progress.workers_live:
+        if status is not None and status.progress.workers_live and not self._poller.silent:
             self._idle = None  # started by hand, elsewhere
         elif self._idle.expired(self._clock):
             ends = ", ".join(f"{child.name} {_how(child)}" for child in self._workers())
-            self._poller.stop_job(interrupted=False, reason=f"no worker is left: {ends}")
+            self._end_job(interrupted=False, reason=f"no worker is left: {ends}")
+
+    def _end_job(self, *, interrupted: bool, reason: str) -> None:
+        assert self._poller is not None
+        self._told = self._told or Deadline.after(self._clock, self._config.grace_s)
+        self._poller.stop_job(interrupted=interrupted, reason=reason)
 
     def _on_exit(self, child: Child) -> None:
         """Tell the coordinator, so that nobody waits for a lease to expire; end a job that can't go on."""

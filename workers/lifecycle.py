@@ -180,7 +180,8 @@ def goodbye(error: BaseException | None) -> tuple[LeaveReason, int, str]:
         return LeaveReason.DONE, 0, ""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        return (LeaveReason.FAILED if code else LeaveReason.DONE), code, f"exit code {code}" if code else ""
+        said = error.code.strip().partition("\n")[0][:500] if isinstance(error.code, str) else ""
+        return (LeaveReason.FAILED if code else LeaveReason.DONE), code, (said or f"exit code {code}") if code else ""
     if isinstance(error, KeyboardInterrupt):
         return LeaveReason.FAILED, 130, "interrupted (Ctrl-C)"
     return LeaveReason.FAILED, 1, f"{type(error).__name__}: {error}".splitlines()[0][:500]

@@ -29,6 +29,8 @@ class Poller:
         self.address = address
         self.latest: StatusReply | None = None
         """The newest status; replaced as a whole."""
+        self.silent = False
+        """Whether the coordinator did not answer the last look: `latest` is an older one."""
         self._orders: queue.Queue[Callable[[], object] | None] = queue.Queue(_ORDERS)
         self._stopped = False
         self._gone = False
@@ -79,7 +81,9 @@ class Poller:
                 _log.debug("the coordinator did not answer: %s", error)
 
     def _poll(self) -> None:
+        self.silent = True  # unless it answers: a frozen coordinator takes the whole deadline
         self.latest = client.status(self.address, CALL_S)
+        self.silent = False
 
 
 def _report(address: Address, name: str, pid: int, exit_code: int) -> None:

@@ -96,7 +96,7 @@ def _tell(error: BaseException | None, code: int, script: Path, name: str, error
         sys.stderr.write(text)
         sys.stderr.flush()
         return
-    line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1] if error else f"exit code {code}"
+    line = _line(error, code)
     _log.error("the script failed: %s", line)
     rundir.write_failure(error_file, rundir.Failure(name=name, exit_code=code, error=line, traceback=text))
 
@@ -110,6 +110,14 @@ def _shown(error: BaseException | None, script: Path) -> str:
     if isinstance(error, tuple(_EXPECTED)):
         return f"psctl: {type(error).__name__}: {error}\n"
     return "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__, script)))
+
+
+def _line(error: BaseException | None, code: int) -> str:
+    """The failure in one line."""
+    if error is None or isinstance(error, SystemExit):
+        message = error.code if error is not None and isinstance(error.code, str) else ""
+        return message.strip().partition("\n")[0] or f"exit code {code}"
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
 def _from_script(tb: TracebackType | None, script: Path) -> TracebackType | None:
@@ -144,7 +152,7 @@ def _report_without_worker(error: BaseException | None, code: int, config: Membe
     try:
         control.join(role=Role.WORKER, name=config.name, timeout_s=min(LATE_JOIN_S, config.join_timeout_s))
         reason = LeaveReason.FAILED if code else LeaveReason.DONE
-        detail = f"{type(error).__name__}: {error}".splitlines()[0][:500] if error is not None and code else ""
+        detail = _line(error, code)[:500] if code else ""
         control.leave(reason, exit_code=code, detail=detail)
     finally:
         control.close()

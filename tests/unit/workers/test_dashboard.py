@@ -62,3 +62,12 @@ def test_live() -> None:
         board.line("server", "server-0", "[red]not markup[/]")
         board.update(status(), 1.0)
     assert "[red]not markup[/]" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_nothing_is_cut_off_on_a_narrow_terminal() -> None:
+    """80 columns, a terminal's usual width, show the workers and the staleness too."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with dashboard.LiveDashboard(console) as board:
+        board.update(status(), 1.0)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(words in shown for words in ("2 workers", "(max 1)", "epoch 2/4")) and "…" not in shown

@@ -106,7 +106,7 @@ def test_draining_ends_the_loop_and_leaves(job: LocalJob) -> None:
         (SystemExit(0), JobState.FINISHED, "done"),
         (ValueError("bad\nshape"), JobState.FAILED, "failed: ValueError: bad"),
         (SystemExit(3), JobState.FAILED, "failed: exit code 3"),
-        (SystemExit("text"), JobState.FAILED, "failed: exit code 1"),
+        (SystemExit("no data\nhere"), JobState.FAILED, "failed: no data"),
         (KeyboardInterrupt(), JobState.FAILED, "failed: interrupted (Ctrl-C)"),
     ],
 )
