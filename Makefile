@@ -6,7 +6,7 @@ TIER ?= not slow
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all fmt lint types proto bench bench-quick clean
+.PHONY: help setup run test test-all fmt lint types proto bench bench-quick matrix clean
 
 help: ## List the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ lint: setup ## Format, style and import contracts
 
 types: setup ## mypy, strict
 	@$(BIN)/mypy
+
+matrix: setup ## Run the numerics tests, print what equals plain PyTorch, and write tests/numerics/MATRIX.md
+	@$(BIN)/python -m tests.numerics --write $(ARGS)
 
 proto: setup ## Generate ps/v1 from proto/
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/ps/v1/*.proto

@@ -209,10 +209,10 @@ class Endless(IterableDataset[int]):
 
 
 REFUSED: dict[str, Refusal] = {
-    "own step": at_attach(
+    "optimizer subclass with its own step": at_attach(
         linear, lambda m: DoubleStep(m.parameters(), lr=0.1), UnsupportedError, "DoubleStep overrides the step of SGD"
     ),
-    "own optimizer": at_attach(
+    "optimizer that is not of torch.optim": at_attach(
         linear, lambda m: FromScratch(m.parameters()), UnsupportedError, "FromScratch can't be run on the servers"
     ),
     "LBFGS": at_attach(
@@ -221,83 +221,89 @@ REFUSED: dict[str, Refusal] = {
         UnsupportedError,
         "optimizer LBFGS can't be run on the servers: it calls the closure several times per step",
     ),
-    "replaced step": at_attach(linear, replaced_step, UnsupportedError, "was replaced on the object"),
-    "foreign state": at_attach(
+    "step replaced on the object": at_attach(linear, replaced_step, UnsupportedError, "was replaced on the object"),
+    "optimizer state that the class doesn't have": at_attach(
         linear,
         lambda m: with_state(m, trust=1.0),
         UnsupportedError,
         "the optimizer's state of 'weight' holds 'trust', which torch.optim.Adam doesn't have",
     ),
-    "half a state": at_attach(
+    "optimizer state with entries missing": at_attach(
         linear,
         lambda m: with_state(m, exp_avg_sq=None),
         ModelError,
         "the optimizer's state of 'weight' lacks 'exp_avg_sq'",
     ),
-    "state of another shape": at_attach(
+    "optimizer state of another shape": at_attach(
         linear,
         lambda m: with_state(m, exp_avg=torch.zeros(3)),
         ModelError,
         "has 'exp_avg' of shape [3], expected [2, 2]; is it of another model?",
     ),
-    "lazy": at_attach(lambda: nn.Sequential(nn.LazyLinear(2)), sgd, ModelError, "'0.weight' has no shape yet"),
-    "meta": at_attach(lambda: nn.Linear(2, 2, device="meta"), sgd, ModelError, "'weight' is on the meta device"),
-    "max_norm": at_attach(
+    "lazy module before its first forward": at_attach(
+        lambda: nn.Sequential(nn.LazyLinear(2)), sgd, ModelError, "'0.weight' has no shape yet"
+    ),
+    "parameters on the meta device": at_attach(
+        lambda: nn.Linear(2, 2, device="meta"), sgd, ModelError, "'weight' is on the meta device"
+    ),
+    "nn.Embedding(max_norm=...)": at_attach(
         lambda: nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)), sgd, UnsupportedError, "Embedding '0' has max_norm=1.0"
     ),
-    "sparse gradients": at_attach(
+    "sparse gradients under AdamW": at_attach(
         words,
         lambda m: AdamW(m.parameters()),
         UnsupportedError,
         "AdamW does not support sparse gradients, and the embedding of '0.weight' has sparse=True",
     ),
-    "sparse gradients, whole tensors": at_attach(
+    "sparse gradients under Muon": at_attach(
         words, lambda m: Muon(m.parameters()), UnsupportedError, "Muon does not support sparse gradients"
     ),
-    "dense gradients": at_attach(
+    "dense gradients under SparseAdam": at_attach(
         lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2)),
         lambda m: SparseAdam(m.parameters()),
         UnsupportedError,
         "SparseAdam does not support dense gradients, and '1.weight' belongs to no nn.Embedding",
     ),
-    "sparse decay": at_attach(
+    "weight decay of sparse gradients, SGD": at_attach(
         words,
         lambda m: SGD(m.parameters(), lr=0.1, weight_decay=0.1),
         UnsupportedError,
         "SGD: weight_decay is not compatible with sparse gradients, and the embedding of '0.weight'",
     ),
-    "sparse decay, Adagrad": at_attach(
+    "weight decay of sparse gradients, Adagrad": at_attach(
         words,
         lambda m: Adagrad(m.parameters(), weight_decay=0.1),
         UnsupportedError,
         "Adagrad: weight_decay is not compatible with sparse gradients",
     ),
-    "foreign": at_attach(
+    "parameters of another model": at_attach(
         linear, foreign, ModelError, "parameter 2 of the optimizer's group 0, shape (7,), is not in the model"
     ),
-    "complex Adafactor": at_attach(
+    "complex parameters under Adafactor": at_attach(
         lambda: nn.Linear(2, 2, dtype=torch.complex64),
         lambda m: Adafactor(m.parameters()),
         UnsupportedError,
         "Adafactor does not support complex parameters, and 'weight' is complex64",
     ),
-    "complex Muon": at_attach(
+    "complex parameters under Muon": at_attach(
         lambda: nn.Linear(2, 2, bias=False, dtype=torch.complex128),
         lambda m: Muon(m.parameters()),
         UnsupportedError,
         "Muon does not support complex parameters, and 'weight' is complex128",
     ),
-    "integers": at_attach(
+    "int8 parameters": at_attach(
         integers, sgd, UnsupportedError, "'1' is int8; served are float64, float32, float16, bfloat16"
     ),
-    "8 bits": at_attach(eight_bits, sgd, UnsupportedError, "'1' is float8_e4m3fn; served are"),
-    "shared memory": at_attach(Lambs, sgd, UnsupportedError, "'a' and 'b' share memory"),
-    "expanded": at_attach(expanded, sgd, UnsupportedError, "'0' is an expanded tensor"),
-    "no parameters": at_attach(nn.ReLU, lambda m: sgd(nn.Linear(1, 1)), ModelError, "ReLU has no parameters"),
-    "capturable": at_attach(
+    "float8 parameters": at_attach(eight_bits, sgd, UnsupportedError, "'1' is float8_e4m3fn; served are"),
+    "parameters that overlap in memory": at_attach(Lambs, sgd, UnsupportedError, "'a' and 'b' share memory"),
+    "expanded parameters": at_attach(expanded, sgd, UnsupportedError, "'0' is an expanded tensor"),
+    "a model without parameters": at_attach(
+        nn.ReLU, lambda m: sgd(nn.Linear(1, 1)), ModelError, "ReLU has no parameters"
+    ),
+    "capturable=True": at_attach(
         linear, lambda m: Adam(m.parameters(), capturable=True), UnsupportedError, "capturable=True"
     ),
-    "differentiable": at_attach(
+    "differentiable=True": at_attach(
         linear,
         lambda m: AdamW(m.parameters(), differentiable=True),
         UnsupportedError,
