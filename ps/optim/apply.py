@@ -261,9 +261,13 @@ def check_values(optimizer: ServedOptimizer, hyper: Hyper) -> None:
 def construct(
     kind: type[torch.optim.Optimizer], params: Sequence[Tensor], hyper: Hyper, kernel: dict[str, object]
 ) -> torch.optim.Optimizer:
-    """The class over `params`, with those of the hyper-parameters that its constructor takes, and choices of kernel."""
+    """The class over `params`, with those of the hyper-parameters that its constructor takes, and choices of kernel.
+
+    A learning rate of 0, to which schedules come, is for the caller to set: SparseAdam's step takes it, its constructor
+    doesn't.
+    """
     known = accepted(kind.__name__)
-    options: dict[str, object] = {key: value for key, value in hyper if key in known}
+    options: dict[str, object] = {key: value for key, value in hyper if key in known and (key, value) != ("lr", 0)}
     return cast(Callable[..., torch.optim.Optimizer], kind)(params, **options, **kernel)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ps.errors import UnsupportedError
 from ps.optim.apply import ShardOptimizer, check_values
-from ps.optim.spec import hyper, served
+from ps.optim.spec import SERVED, hyper, served
 from ps.sharding.partition import make_plan
 from ps.sharding.spec import ModelSignature, ParamSpec, Shard, ShardingPlan
 
@@ -224,6 +224,13 @@ def test_gradients_are_not_kept() -> None:
         for piece in pair.plan.shards[0].pieces:
             assert torch.isfinite(pair.weights[0][piece.offset : piece.offset + piece.numel]).all()
         assert before.shape == pair.weights[0].shape
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_schedules_may_come_to_a_learning_rate_of_zero(name: str) -> None:
+    """Also where the constructor refuses it, as SparseAdam's does: plain torch asks it only once."""
+    values = dict(hyper(getattr(torch.optim, name)([torch.zeros(2, 2)], lr=0.1).param_groups[0], served(name)))
+    check_values(served(name), tuple({**values, "lr": 0.0}.items()))
 
 
 def test_bad_values_are_refused() -> None:
