@@ -112,7 +112,7 @@ def _make_class(local: type[Optimizer]) -> type[RemoteStep]:
         "__module__": __name__,
         "_step_supports_amp_scaling": False,
         # A compiled training step must not look into the push. Loads nothing: making an optimizer has loaded dynamo.
-        "step": torch.compiler.disable(RemoteStep.step),
+        "step": torch.compiler.disable(RemoteStep.step),  # type: ignore[no-untyped-call]
     }
     return cast("type[RemoteStep]", type(f"Remote{local.__name__}", (RemoteStep, local), body))
 

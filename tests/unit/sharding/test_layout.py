@@ -49,7 +49,8 @@ def test_rows_take_their_ids_and_then_their_values() -> None:
 def test_rows_travel_in_messages_of_their_own() -> None:
     """Shards with rows and dense ones never share a message, whatever would fit."""
     params = tuple(
-        ParamSpec(name=f"p{index}", shape=(4, 4), dtype="float32", group=0, sparse=index in (1, 2)) for index in range(4)
+        ParamSpec(name=f"p{index}", shape=(4, 4), dtype="float32", group=0, sparse=index in (1, 2))
+        for index in range(4)
     )
     plan = make_plan(ModelSignature(params=params, optimizer="SGD"), shard_bytes=4096)
     ids = [shard.id for shard in plan.shards]

@@ -29,6 +29,9 @@ class Remote:
         self.steps += 1
         self.grad_enabled.append(torch.is_grad_enabled())
 
+    def optimizer_state(self) -> dict[Tensor, dict[str, object]]:
+        return {}
+
 
 @pytest.fixture
 def model() -> nn.Linear:
@@ -162,9 +165,7 @@ def test_add_param_group_is_refused(model: nn.Linear) -> None:
     """The plan is fixed at attach; a group added later would silently never be trained."""
     optimizer = SGD(model.parameters(), lr=1.0)
     convert(optimizer, Remote())
-    with pytest.raises(
-        UnsupportedError, match=r"add_param_group\(\) after attach\(\) .*a group with lr=0"
-    ):
+    with pytest.raises(UnsupportedError, match=r"add_param_group\(\) after attach\(\) .*a group with lr=0"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
 
