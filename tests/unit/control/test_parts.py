@@ -1,4 +1,4 @@
-"""Who takes part in clocks and rounds: two-phase joins, stepping aside, restarts; the numbered list that servers get."""
+"""Who takes part in clocks and rounds: two-phase joins, stepping aside, restarts; the numbered list for servers."""
 
 from __future__ import annotations
 

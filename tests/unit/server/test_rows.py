@@ -121,7 +121,7 @@ def test_rows_beside_dense_shards() -> None:
     ],
 )
 def test_ids_that_cannot_be_right(ids: list[int], reason: str) -> None:
-    """Ids outside the shard, negative, twice or unsorted: refused by shard, and the good shard is not applied either."""
+    """Ids outside the shard, negative, twice or unsorted: refused by shard, and the good shard is not applied."""
     rows = Rows()
     request = rows.push(rows.part(1, 1), rows.part(0, len(ids)))
     answer = rows.client.submit(request, torch.cat([rows.region(1, [6]), rows.region(0, ids)]))

@@ -1,4 +1,4 @@
-"""Sums of rounds: the same bits in any order of arrival, no payload longer than needed, pieces and rows that are absent."""
+"""Sums of rounds: the same bits in any order of arrival, no payload longer than needed, absent pieces and rows."""
 
 from __future__ import annotations
 
