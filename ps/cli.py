@@ -238,6 +238,8 @@ def _status(options: argparse.Namespace) -> int:
     from ps import views
     from ps.control import client
 
+    if not options.timeout_s > 0:
+        raise ConfigError(f"--timeout-s {options.timeout_s:g} must be greater than 0")
     reply = client.status(coordinator_address(options), options.timeout_s)
     if options.json:
         views.print_json(views.status_record(reply))

@@ -79,6 +79,8 @@ class CoordinatorConfig:
             raise ConfigError(f"--shard-bytes {self.shard_bytes} must be at least 0 (0 = from the model's size)")
         if self.min_workers < 0:
             raise ConfigError(f"--min-workers {self.min_workers} must be at least 0")
+        if self.max_members < 1:
+            raise ConfigError(f"--max-members {self.max_members} must be at least 1")
         if not self.no_workers_s > 0 or not self.lost_coordinator_s > 0:
             raise ConfigError("--no-workers-s and --lost-coordinator-s must be greater than 0")
         if not 0 < self.heartbeat_s < self.lease_s:

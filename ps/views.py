@@ -65,9 +65,9 @@ def print_status(reply: pb.StatusReply) -> None:
         f"job [bold]{record['job']}[/] {reply.reason} · {consistency} · map epoch {reply.map_epoch}", soft_wrap=True
     )
     console.print(_progress_line(reply.progress), soft_wrap=True)
-    console.print(_members_table(reply))
+    _print_whole(console, _members_table(reply))
     if reply.shards:
-        console.print(_shards_table(reply))
+        _print_whole(console, _shards_table(reply))
 
 
 def plan_record(layout: Layout) -> Record:
@@ -182,11 +182,17 @@ def _progress_line(progress: pb.Progress) -> str:
     )
 
 
+def _print_whole(console: Console, table: Table) -> None:
+    """A table as wide as it needs, also beyond the terminal or in a pipe: cut-off addresses are of no use."""
+    needed = console.measure(table, options=console.options.update(width=1000)).maximum
+    Console(highlight=False, width=max(console.width, needed)).print(table, crop=False)
+
+
 def _members_table(reply: pb.StatusReply) -> Table:
     table = Table(
         *("role", "name", "id", "state", "heard", "steps", "samples", "pid", "host"), box=SIMPLE_HEAD, pad_edge=False
     )
-    table.add_column("address", overflow="fold")
+    table.add_column("address")
     for member in (_member(member) for member in reply.members):
         heard = f"{member['heartbeat_age_s']:.1f} s"
         keys = ("role", "name", "incarnation", "state", "steps", "samples", "pid", "host", "address")
@@ -196,7 +202,7 @@ def _members_table(reply: pb.StatusReply) -> Table:
 
 
 def _shards_table(reply: pb.StatusReply) -> Table:
-    table = Table("shard", "bytes", "dtype", "version", "holder", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table("shard", "bytes", "dtype", "epoch.version", "holder", box=SIMPLE_HEAD, pad_edge=False)
     for shard in reply.shards:
         table.add_row(str(shard.shard), size(shard.bytes), shard.dtype, f"{shard.epoch}.{shard.version}", shard.holder)
     return table

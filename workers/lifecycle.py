@@ -65,8 +65,14 @@ class Lifecycle:
 
     @property
     def fatal(self) -> bool:
-        """Whether the coordinator no longer takes anything from this worker."""
+        """Whether the coordinator no longer takes work from this worker."""
         return self._error is not None or self._over is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits for this worker's goodbye: it was evicted, or the coordinator is lost. After the end of
+        the job the coordinator does wait for it."""
+        return self._error is not None
 
     def check(self) -> None:
         """Raise what has happened to the worker or its job, if anything has. Call on the training thread.

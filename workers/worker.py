@@ -329,10 +329,10 @@ class Worker(Streams):
         if self._left:
             return
         self._left = True
-        if self.lifecycle.fatal:
-            return  # evicted, or the job is over: nobody waits for a goodbye
+        if self.lifecycle.gone:
+            return
         try:
-            if self._attachment is not None and reason is not LeaveReason.FAILED:
+            if self._attachment is not None and reason is not LeaveReason.FAILED and not self.lifecycle.fatal:
                 self._attachment.push_buffers()
         except PsError as error:
             log.warning("the last changes of buffers could not be pushed: %s", error)

@@ -96,6 +96,10 @@ class Journal:
     def _prepare(self) -> None:
         # Order matters: with the exclusive mode set first, WAL needs no shared-memory file.
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        if self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name != 'record'").fetchone():
+            raise ConfigError(
+                f"--state {self._path} is a database of something else; give the coordinator its own file"
+            )
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("BEGIN IMMEDIATE")

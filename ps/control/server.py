@@ -128,6 +128,12 @@ class Coordinator:
         host = _WILDCARDS.get(self._config.host, self._config.host)
         self.address = Address(host, port)
         self._ticker = asyncio.create_task(self._tick(), name="ps-tick")
+        if state.job.over:
+            logger.warning(
+                "the job in %s is over already (%s); a new job needs a new --state",
+                self._config.state,
+                state.job.state.value,
+            )
         if self._config.address_file is not None:
             write_whole(self._config.address_file, f"{self.address}\n")
         logger.info(

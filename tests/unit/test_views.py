@@ -53,6 +53,14 @@ def test_status_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "job running" in shown and "server" in shown and "4.0 KiB" in shown
 
 
+def test_a_narrow_terminal_cuts_no_address(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses and names are there to be copied."""
+    monkeypatch.setenv("COLUMNS", "60")
+    views.print_status(reply())
+    shown = capsys.readouterr().out
+    assert "uv://10.0.0.1:4" in shown and "server-0" in shown and "…" not in shown
+
+
 def test_sizes() -> None:
     """Powers of 1024."""
     assert [views.size(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30)] == [

@@ -135,6 +135,14 @@ def test_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
     noise.write_bytes(b"no database at all" * 100)
     with pytest.raises(ConfigError, match="noise is not a coordinator's state file"):
         Journal(noise)
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE photos (name TEXT)")
+    db.close()
+    before = foreign.read_bytes()
+    with pytest.raises(ConfigError, match=r"foreign\.db is a database of something else"):
+        Journal(foreign)
+    assert foreign.read_bytes() == before
     newer = tmp_path / "newer.db"
     with sqlite3.connect(newer) as db:
         db.execute(f"PRAGMA user_version={FORMAT + 1}")

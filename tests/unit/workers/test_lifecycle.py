@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import SGD
 
 from ps.alone import LocalJob
+from ps.clock import MonotonicClock
 from ps.errors import CoordinatorLost, Fenced, ForkedProcess, JobFailed, PsError
 from ps.types import JobState, LeaveReason, MemberState
 from workers import Worker, WorkerDrained, WorkerStopped
@@ -61,6 +62,16 @@ def test_end_of_the_job_by_others(state: JobState, error: type[BaseException], c
     assert getattr(raised.value, "code", None) == code
     assert "because" in (str(raised.value) if code is None else getattr(raised.value, "reason", ""))
     assert lifecycle.news.is_set() and lifecycle.fatal
+
+
+def test_a_goodbye_is_said_after_the_end_of_the_job(job: LocalJob) -> None:
+    """The coordinator stays until all have left: without a goodbye it would wait for this worker's lease to expire."""
+    worker = join(job)
+    job.state.stop(MonotonicClock().now(), interrupted=False, reason="because")
+    worker.lifecycle.on_job(JobState.FAILED, "because", False)
+    with pytest.raises(JobFailed), worker:
+        worker.lifecycle.check()
+    assert reason_of(job, worker)[0] is MemberState.LEFT
 
 
 def test_eviction_and_a_lost_coordinator_are_raised_and_wake_waits() -> None:
