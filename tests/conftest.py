@@ -8,12 +8,17 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.support.leaks import Running, environment
 
 # Before torch is imported, and for every process that tests start: several processes with several threads each on few
 # cores spend their time waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples in each run; `--hypothesis-profile=default` looks at others. No deadline: the machine may be busy.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -114,7 +114,7 @@ def served(program: Program) -> dict[str, torch.Tensor] | None:
 
 
 @pytest.mark.timeout(600)  # shrinking what fails takes its time
-@settings(max_examples=EXAMPLES or 100, derandomize=not EXAMPLES, database=None, deadline=None)
+@settings(max_examples=EXAMPLES or 100, derandomize=not EXAMPLES)
 @given(programs())
 def test_any_program_is_bitwise_plain_pytorch(program: Program) -> None:
     """Four to eight steps over one to three servers, exact kernels: parameters and buffers have the same bits."""
