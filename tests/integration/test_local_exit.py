@@ -47,7 +47,7 @@ def test_exit_code_of_the_script(tmp_path: Path) -> None:
         assert local.wait() == 3, local.out + local.err
     assert local.summary()["outcome"] == "failed"
     assert "Traceback" not in local.out + local.err
-    assert local.err.strip() == "worker-1: SystemExit: 3"
+    assert local.err.strip() == "worker-1: exit code 3"
 
 
 @pytest.mark.parametrize(
