@@ -17,7 +17,7 @@ from tests.support.polling import assert_eventually
     ("end", "code", "outcome", "reason"),
     [
         ("sys.exit(3)", 3, "failed", "exit code 3"),
-        ("sys.exit('no data')", 1, "failed", "exit code 1"),
+        ("sys.exit('no data')", 1, "failed", "no data"),
         ("sys.exit()", 0, "finished", ""),
         ("try: sys.exit(3)\nexcept SystemExit: pass", 0, "finished", ""),
         ("raise ValueError('no data')", 1, "failed", "ValueError: no data"),
