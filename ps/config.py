@@ -83,6 +83,9 @@ class CoordinatorConfig:
             raise ConfigError(f"--max-members {self.max_members} must be at least 1")
         if not self.no_workers_s > 0 or not self.lost_coordinator_s > 0:
             raise ConfigError("--no-workers-s and --lost-coordinator-s must be greater than 0")
+        for flag, names, last in (("transports", self.transports, "uv"), ("channels", self.channels, "basic")):
+            if names[-1:] != (last,):
+                raise ConfigError(f"--{flag} {','.join(names)} must end in {last!r}, which every member has")
         if not 0 < self.heartbeat_s < self.lease_s:
             raise ConfigError(f"--lease-s {self.lease_s} must be longer than --heartbeat-s {self.heartbeat_s} (> 0)")
 

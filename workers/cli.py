@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from ps import cli, logs
@@ -27,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done · 1 failed · 2 wrong flag or setting · 3 no coordinator · 130 interrupted; "
         "local and worker: the script's own code when it failed",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('torch-ps')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_local(commands)
     _add_worker(commands)

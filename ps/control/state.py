@@ -167,7 +167,7 @@ class CoordinatorState(Tables):
                 return _wait(f"{len(servers)} of {self.options.servers} servers are there")
             peers = [ServerPeer(incarnation=m.incarnation, name=m.name, address=m.address) for m in servers]
             self.model.place(signature, self.options.settings.shard_bytes, peers)
-            logger.info("model of %d parameters placed on %d servers", len(signature.params), len(peers))
+            logger.info("model of %d parameters placed on %d server(s)", len(signature.params), len(peers))
         if member.role is Role.WORKER and not self.model.ready and self.model.initialiser is None:
             self.model.appoint(incarnation)
             logger.info("%s writes the initial weights", member)

@@ -30,6 +30,8 @@ def test_mistakes_are_refused_before_anything_starts(flags: dict[str, Any], word
         ({"shard_bytes": -1}, "--shard-bytes -1"),
         ({"min_workers": -1}, "--min-workers -1"),
         ({"max_members": 0}, "--max-members 0"),
+        ({"transports": ("foo",)}, "--transports foo must end in 'uv'"),
+        ({"channels": ()}, "--channels  must end in 'basic'"),
         ({"no_workers_s": 0.0}, "--no-workers-s"),
         ({"lost_coordinator_s": float("nan")}, "--lost-coordinator-s"),
     ],
