@@ -221,9 +221,9 @@ def _step(model: Drawn, params: list[nn.Parameter], optimizer: Optimizer, event:
         param.requires_grad_(not param.requires_grad)
     for group in optimizer.param_groups:
         group["lr"] *= event.lr_factor
-    if not event.skips_backward:
-        x = torch.randn(BATCH, WIDTH)
-        backward(model(x).square().mean() + 1e-3 * model.last.bias.sum())
+    loss = model(torch.randn(BATCH, WIDTH)).square().mean() + 1e-3 * model.last.bias.sum()
+    if loss.requires_grad and not event.skips_backward:
+        backward(loss)
     if event.absent is not None:
         params[event.absent % len(params)].grad = None
     if event.clips:
