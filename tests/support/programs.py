@@ -179,7 +179,7 @@ def taken(model: Drawn, program: Program) -> list[nn.Parameter]:
         fits = {
             "SparseAdam": id(param) in tables - dense_too,
             "Muon": param.dim() == 2 and whole and id(param) not in tables and param.numel() > 0,
-            "Adafactor": whole and id(param) not in tables,
+            "Adafactor": whole and id(param) not in tables and param.numel() > 0,
         }.get(program.optimizer, True)
         if fits and index != program.left_out:
             found.append(param)
