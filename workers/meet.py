@@ -14,6 +14,7 @@ from ps import net
 from ps.clock import Deadline, MonotonicClock
 from ps.errors import ConfigError, GroupLost
 from workers.config import WorkerConfig
+from workers.group_watch import LeaderWatch
 from workers.ranks import PATIENCE_S, GroupHandle, Ranks
 
 _MEET_S = 60.0
@@ -37,7 +38,7 @@ def meet(config: WorkerConfig) -> Ranks:
     if server is None:
         line = _prepared(socket.create_connection((host, port), _MEET_S))
         line.send_bytes(token + rank.to_bytes(4, "little"))
-        return Ranks(rank, size, {0: line}, group=group)
+        return Ranks(rank, size, {0: line}, group=group, watch=LeaderWatch(line))
     with server:
         return Ranks(rank, size, _accept(server, size, token), group=group)
 

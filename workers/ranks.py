@@ -22,6 +22,7 @@ from torch import distributed
 from ps.clock import Clock, Deadline, MonotonicClock
 from ps.errors import GroupLost, PsError
 from workers.group_lifecycle import GroupLifecycle, News
+from workers.group_watch import LeaderWatch
 
 T = TypeVar("T")
 GroupHandle = distributed.ProcessGroup
@@ -76,8 +77,10 @@ class Ranks:
         *,
         group: GroupHandle | None = None,
         clock: Clock | None = None,
+        watch: LeaderWatch | None = None,
     ) -> None:
-        """`lines`: rank 0's to each of the others, or to rank 0. `group` is for tensors in main memory."""
+        """`lines`: rank 0's to each of the others, or to rank 0. `group` is for tensors in main memory. `watch`: a
+        follower's, for its whole process."""
         self.rank = rank
         self.size = size
         self.group = group
@@ -89,6 +92,7 @@ class Ranks:
         self._lines = dict(lines)
         self._ended: set[int] = set()
         self._clock = clock or MonotonicClock()
+        self._watch = watch
 
     @property
     def leads(self) -> bool:
@@ -140,6 +144,8 @@ class Ranks:
 
     def close(self) -> None:
         """Close the line: the others notice. Idempotent."""
+        if self._watch is not None:
+            self._watch.close()
         for line in self._lines.values():
             line.close()
 
