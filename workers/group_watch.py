@@ -17,7 +17,7 @@ GRACE_S = 20.0
 class LeaderWatch:
     """Ends this process, with code 1, when rank 0 has hung up and the script has not noticed within `GRACE_S`.
 
-    gloo does not always tell a rank that waits in a collective; nothing but the end of the process gets it out of there.
+    gloo does not always tell a rank that waits in a collective; only the end of the process gets it out of there.
     Owns one thread, which ends with `close`. Reads nothing from the line.
     """
 
