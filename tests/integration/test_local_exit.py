@@ -138,7 +138,8 @@ def test_interrupted_at_the_start(tmp_path: Path) -> None:
 
 def test_launcher_killed(tmp_path: Path) -> None:
     """SIGKILL to the launcher in the middle of training: everything it has started is gone soon."""
-    with Local(SCRIPT, tmp_path, workers=2, arguments=[str(tmp_path), "--wait-worker=worker-0"]) as local:
+    arguments = [str(tmp_path), "--wait-worker=worker-0", "--samples=100000"]  # more than the other one can take alone
+    with Local(SCRIPT, tmp_path, workers=2, arguments=arguments) as local:
         assert_eventually((tmp_path / "waiting").exists)
         assert len(processes_with(str(tmp_path))) >= 5
         os.kill(local.process.pid, signal.SIGKILL)

@@ -44,7 +44,7 @@ def test_worker_killed_in_mid_epoch(tmp_path: Path) -> None:
 
     The other worker goes on meanwhile, long before the dead one's lease could have expired.
     """
-    with job(tmp_path, "--wait-worker=worker-1", "--step-s=0.02") as local:
+    with job(tmp_path, "--wait-worker=worker-1", "--wait-step=1", "--step-s=0.02") as local:
         assert_eventually((tmp_path / "waiting").exists, what="worker-1 holds a batch")
         before = local.wait_until(lambda s: steps(s, "worker-0") >= 2)
         os.kill(local.pid("worker-1"), signal.SIGKILL)
